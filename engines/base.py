@@ -1,0 +1,165 @@
+"""The contract between the harness and an inference engine. Standard library only.
+
+An engine is described by an `Adapter`: it turns one neutral `ServeSpec` into a command line
+(`Launch`), knows the engine's start-up phases by its log lines, and reads the engine's own
+figures of acceptance. It never starts anything itself: `engines.process` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class EngineError(Exception):
+    """Base of the errors engines raise; the message is one line."""
+
+
+class EngineUsageError(EngineError):
+    """The specification cannot be served: what, where, what to do (exit code 2)."""
+
+
+class EngineFailed(EngineError):
+    """The engine's process failed (exit code 3).
+
+    `phase` is the start-up phase it was in ("serving" afterwards), `cause` the engine's own first
+    error line where one was found, `log_path` the full log, `tail` its last lines.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        phase: str | None = None,
+        cause: str | None = None,
+        log_path: Path | None = None,
+        tail: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.phase = phase
+        self.cause = cause
+        self.log_path = log_path
+        self.tail = tail
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSpec:
+    """What to serve, said without any engine's words.
+
+    `drafter` None is the baseline. `k` counts draft tokens a verify step (chain drafting).
+    `kv_cache_gib` None leaves the engine's default; `threads` None likewise. `extra_args` and
+    `extra_env` come from the profile and are passed on as they are, last.
+    """
+
+    target: Path
+    served_name: str
+    port: int
+    drafter: Path | None = None
+    k: int = 3
+    dtype: str = "auto"
+    max_model_len: int = 2048
+    max_num_seqs: int = 16
+    kv_cache_gib: float | None = None
+    tensor_parallel: int = 1
+    device: str = "cpu"
+    host: str = "127.0.0.1"
+    seed: int = 0
+    threads: int | None = None
+    trust_remote_code: bool = False
+    reasoning_parser: str | None = None
+    extra_args: tuple[str, ...] = ()
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A command ready to be started: `env` is added to (and overrides) the harness's own."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseMark:
+    """A log line that matches `pattern` (a regular expression) means that `phase` has begun."""
+
+    phase: str
+    pattern: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseTiming:
+    """One start-up phase as it went: seconds since the launch; `end_s` None if never ended."""
+
+    phase: str
+    start_s: float
+    end_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecCounters:
+    """An engine's speculative counters at one moment, summed over all its ranks.
+
+    `accepted_per_position[i]` counts the drafts whose token i was accepted (unconditional).
+    None: the engine does not publish that figure. `generation_tokens` counts every output token
+    of every client, `requests_finished` every finished request; with them other clients' traffic
+    shows. `running` and `waiting` are requests at that moment.
+    """
+
+    drafts: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_per_position: tuple[int, ...] | None = None
+    generation_tokens: int | None = None
+    prompt_tokens: int | None = None
+    requests_finished: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestAcceptance:
+    """One request's acceptance as the engine itself told it, its known biases corrected.
+
+    `histogram[j]` is the number of verify steps that accepted exactly j draft tokens
+    (length k + 1); None where the engine does not tell.
+    """
+
+    drafts: int
+    drafted: int | None
+    accepted: int
+    histogram: tuple[int, ...] | None = None
+
+
+class Adapter(Protocol):
+    """What every engine must answer. Implementations hold no state and start nothing."""
+
+    name: str
+    """The engine's name on the command line: `reference`, `vllm`, `sglang`, `openai`."""
+    phases: tuple[PhaseMark, ...]
+    """Start-up phases in their usual order."""
+    ready_path: str
+    """GET path that answers 200 once requests are served."""
+    metrics_path: str | None
+    """GET path of the Prometheus text, or None."""
+
+    def check(self, spec: ServeSpec) -> None:
+        """Raise `EngineUsageError` if the engine is not installed or cannot serve `spec`."""
+
+    def launch(self, spec: ServeSpec, workdir: Path) -> Launch:
+        """The command for `spec`. May write small files (a translated drafter config) in `workdir`."""
+
+    def failure_cause(self, log_text: str) -> str | None:
+        """The one line of the log that tells why the engine failed, or None."""
+
+    def counters(self, metrics_text: str) -> SpecCounters | None:
+        """Read the speculative counters from the engine's metrics text."""
+
+    def request_fields(self, *, speculative: bool) -> Mapping[str, Any]:
+        """Extra fields for a completion request, such as token ids and per-request acceptance."""
+
+    def request_acceptance(self, payloads: list[dict[str, Any]]) -> RequestAcceptance | None:
+        """One request's acceptance from the JSON objects of its answer (stream chunks, in order)."""

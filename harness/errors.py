@@ -1,0 +1,45 @@
+"""What can go wrong in the harness, and the exit code each kind ends with.
+
+    HarnessError
+    ├── GateFailed        exit 1  a regression, or a gate that was not passed
+    ├── UsageError        exit 2  a mistake of the user: bad plan, unknown key, missing file
+    ├── EngineFailure     exit 3  the engine failed; carries phase, last log lines, log path
+    └── VoidRun           exit 4  measured, but the numbers prove nothing; carries the reason
+
+`engines.base` has its own small tree (engines never import the harness); the command line maps
+`engines.base.EngineUsageError` to 2 and `engines.base.EngineFailed` to 3.
+
+Every message is one line: what is wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class HarnessError(Exception):
+    """Base of every error the harness raises on purpose."""
+
+    exit_code = 1
+
+
+class GateFailed(HarnessError):
+    """A gate or a regression check said no."""
+
+    exit_code = 1
+
+
+class UsageError(HarnessError):
+    """The user asked for something that cannot be: what, where, what to do."""
+
+    exit_code = 2
+
+
+class EngineFailure(HarnessError):
+    """The engine died, hung or answered nonsense in the middle of the work."""
+
+    exit_code = 3
+
+
+class VoidRun(HarnessError):
+    """The run ended, its numbers are kept, and no verdict may be drawn from them."""
+
+    exit_code = 4

@@ -1,0 +1,243 @@
+"""The versioned records that pass between the stages and lie in a run's folder.
+
+Frozen and keyword-only. Times are `perf_counter_ns` integers of the measuring process, durations
+are seconds (`_s`), rates are per second (`_per_s`). A missing value is None, never zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA_VERSION = "1.0"
+
+Variant = Literal["baseline", "speculative"]
+Verdict = Literal["better", "worse", "same", "undecided"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all records: frozen, by keyword, and strict when it is read back."""
+
+
+class LoadPoint(Record):
+    """One load: closed loop by `concurrency`, or open loop at `request_rate` per second."""
+
+    mode: Literal["closed", "open"]
+    concurrency: int | None = None
+    request_rate: float | None = None
+    num_requests: int | None = None
+    duration_s: float | None = None
+
+
+class Cell(Record):
+    """One measurement of the plan: an engine's variant under one load, in one repeat.
+
+    Cells of equal (`engine`, `variant`, `repeat`) share one start of the engine. Cells that differ
+    in `variant` alone are a pair.
+    """
+
+    cell_id: str
+    engine: str
+    variant: Variant
+    repeat: int
+    load: LoadPoint
+    seed: int
+
+
+class DraftCounts(Record):
+    """Pooled counts of draft tokens. `per_position[i]`: drafts accepted at least to position i."""
+
+    drafts: int
+    drafted: int | None = None
+    accepted: int
+    per_position: tuple[int, ...] | None = None
+
+
+class RequestRecord(Record):
+    """One request as the client saw it.
+
+    `chunk_ns[i]` is the arrival of chunk i and `chunk_tokens[i]` its number of tokens (None where
+    the server did not say). `output_tokens` comes from `token_source`, never from counting chunks.
+    `due_ns` None: closed loop, no due time. `correct` None: the prompt has no right answer.
+    """
+
+    cell_id: str
+    index: int
+    prompt_id: str
+    category: str | None
+    due_ns: int | None
+    sent_ns: int | None
+    chunk_ns: tuple[int, ...]
+    chunk_tokens: tuple[int, ...] | None
+    end_ns: int | None
+    status: Literal["ok", "failed", "cancelled"]
+    error: str | None
+    http_status: int | None
+    prompt_tokens: int | None
+    output_tokens: int | None
+    token_source: Literal["token_ids", "usage"] | None
+    token_ids: tuple[int, ...] | None
+    text: str | None
+    reasoning: str | None
+    finish_reason: str | None
+    acceptance: DraftCounts | None
+    correct: bool | None
+
+
+class EngineCounters(Record):
+    """The server's counters differenced over the measured window, drain included."""
+
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    delta: DraftCounts | None
+    generation_tokens: int | None
+    settled: bool
+    note: str | None = None
+
+
+class Phase(Record):
+    """One start-up phase: seconds since the launch; `end_s` None if it never ended."""
+
+    phase: str
+    start_s: float
+    end_s: float | None
+
+
+class Timeline(Record):
+    """What happened around a cell: start-up phases of its engine, and the measured window."""
+
+    startup: tuple[Phase, ...]
+    ready_s: float | None
+    window_start_ns: int | None
+    window_end_ns: int | None
+
+
+class Distribution(Record):
+    """Of one quantity over `n` requests or gaps; all None where n is 0."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    n: int
+
+
+class Metrics(Record):
+    """One cell's figures; `measure.metrics` holds each one's formula and unit."""
+
+    ttft_s: Distribution
+    tpot_s: Distribution
+    icl_s: Distribution
+    itl_s: Distribution | None
+    e2el_s: Distribution
+    send_lag_s: Distribution | None
+    ttft_from_due_s: Distribution | None
+    e2el_from_due_s: Distribution | None
+    requests_ok: int
+    requests_failed: int
+    prompt_tokens: int | None
+    output_tokens: int | None
+    output_tokens_per_s: float | None
+    requests_per_s: float | None
+    request_rate_achieved: float | None
+    duration_s: float | None
+    task_accuracy: float | None
+    task_n: int
+
+
+class Acceptance(Record):
+    """Acceptance of one speculative cell. `sources` holds each source's own counts."""
+
+    rate: float | None
+    length: float | None
+    drafts: int
+    drafted: int | None
+    accepted: int
+    per_position: tuple[float, ...] | None
+    per_position_conditional: tuple[float | None, ...] | None
+    source: Literal["counters", "per_request", "client"]
+    sources: dict[str, DraftCounts | None]
+
+
+class Integrity(Record):
+    """Greedy outputs of a speculative cell against its paired baseline, token by token."""
+
+    compared: int
+    identical: int
+    near_tie: int | None
+    diverged: int
+    first_divergence: tuple[dict[str, Any], ...] = ()
+
+
+class Caution(Record):
+    """Something the reader must know before believing a number, and what to do about it."""
+
+    code: str
+    text: str
+    advice: str
+
+
+class CellSummary(Record):
+    """One cell as `summary.json` tells it. A baseline has no acceptance and no integrity."""
+
+    cell_id: str
+    engine: str
+    variant: Variant
+    load: LoadPoint
+    workload: str
+    repeat: int
+    status: Literal["ok", "partial", "failed"]
+    metrics: Metrics | None
+    acceptance: Acceptance | None
+    integrity: Integrity | None
+    startup: tuple[Phase, ...] = ()
+    cautions: tuple[Caution, ...] = ()
+
+
+class Comparison(Record):
+    """Candidate over baseline for one metric at one load, over `pairs` paired blocks.
+
+    `ratio` > 1 means more of the metric; `verdict` says whether that is better.
+    """
+
+    metric: str
+    engine: str
+    load: LoadPoint
+    baseline: float | None
+    candidate: float | None
+    ratio: float | None
+    ci_low: float | None
+    ci_high: float | None
+    pairs: int
+    method: str
+    verdict: Verdict
+
+
+class Manifest(Record):
+    """Everything needed to know what was run, where, and to run it again."""
+
+    schema_version: str
+    run_id: str
+    created: str
+    command: tuple[str, ...]
+    plan: dict[str, Any]
+    environment: dict[str, Any]
+    versions: dict[str, str | None]
+    git_commit: str | None
+    git_dirty: bool | None
+    clock_anchor: dict[str, Any]
+    cells: tuple[Cell, ...]
+
+
+class Summary(Record):
+    """`summary.json`: the run's answer. `void` None: the numbers may be believed."""
+
+    schema_version: str
+    run_id: str
+    title: str
+    cells: tuple[CellSummary, ...]
+    comparisons: tuple[Comparison, ...]
+    cautions: tuple[Caution, ...] = ()
+    failures: tuple[str, ...] = ()
+    void: str | None = None
