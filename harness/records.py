@@ -33,8 +33,8 @@ class LoadPoint(Record):
 class Cell(Record):
     """One measurement of the plan: an engine's variant under one load, in one repeat.
 
-    Cells of equal (`engine`, `variant`, `repeat`) share one start of the engine. Cells that differ
-    in `variant` alone are a pair.
+    Cells of equal (`engine`, `variant`, `repeat`) share one start of the engine; `block` numbers
+    the measurements of one load within it. Cells that differ in `variant` alone are a pair.
     """
 
     cell_id: str
@@ -43,6 +43,7 @@ class Cell(Record):
     repeat: int
     load: LoadPoint
     seed: int
+    block: int = 0
 
 
 class DraftCounts(Record):
@@ -105,12 +106,18 @@ class Phase(Record):
 
 
 class Timeline(Record):
-    """What happened around a cell: start-up phases of its engine, and the measured window."""
+    """What happened around a cell: start-up phases of its engine, and the measured window.
+
+    `client_cpu_share` is this process's CPU time in the window over its length (1.0: one core).
+    `interrupted` tells why the cell did not run to its end; None where it did.
+    """
 
     startup: tuple[Phase, ...]
     ready_s: float | None
     window_start_ns: int | None
     window_end_ns: int | None
+    client_cpu_share: float | None = None
+    interrupted: str | None = None
 
 
 class Distribution(Record):
@@ -193,6 +200,7 @@ class CellSummary(Record):
     integrity: Integrity | None
     startup: tuple[Phase, ...] = ()
     cautions: tuple[Caution, ...] = ()
+    block: int = 0
 
 
 class Comparison(Record):
@@ -231,7 +239,10 @@ class Manifest(Record):
 
 
 class Summary(Record):
-    """`summary.json`: the run's answer. `void` None: the numbers may be believed."""
+    """`summary.json`: the run's answer. `void` None: the numbers may be believed.
+
+    `verdict` holds one sentence an engine, for a reader who reads nothing else.
+    """
 
     schema_version: str
     run_id: str
@@ -241,3 +252,4 @@ class Summary(Record):
     cautions: tuple[Caution, ...] = ()
     failures: tuple[str, ...] = ()
     void: str | None = None
+    verdict: tuple[str, ...] = ()
