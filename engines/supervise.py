@@ -1,0 +1,190 @@
+"""A small parent for one engine: no process of the engine outlives the harness. Linux.
+
+    python -I -S supervise.py GRACE_S COMMAND [ARGUMENT...]
+
+The harness holds the write end of this process's standard input. When that pipe closes, however
+the harness ended (return, Ctrl-C, kill -9), the engine and all its descendants are terminated
+and reaped; the same happens when the engine itself ends. Descendants are found through the
+process tree: as a child subreaper this process inherits every orphan of the engine, also those
+that went into a session of their own.
+
+The engine's output goes to standard error, which is the log. On standard output the engine's
+exit code (128 plus the signal that ended it) is written the moment it is known, before what the
+engine left behind is cleared away.
+
+Standard library only, and run as a script without site packages, so that it starts in
+milliseconds and nothing of the harness's environment can break it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+TICK_S = 1.0
+"""How often the parent's id is checked, in case a forked sibling still holds the pipe open."""
+KILL_WAIT_S = 10.0
+"""How long a killed process may take to go; one stuck in the kernel is reported, not awaited."""
+
+
+def _prctl(option: int, value: int) -> None:
+    """Call prctl where the system has it; elsewhere the guarantee is weaker, not absent."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def parents() -> dict[int, int]:
+    """Every live process's parent, zombies left out: pid -> parent's pid."""
+    found = {}
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                # The command name in parentheses may hold spaces and parentheses itself.
+                state, ppid = file.read().rpartition(b")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if state not in (b"Z", b"X"):
+            found[int(entry)] = int(ppid)
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """The live processes below `root`, at any depth."""
+    children: dict[int, list[int]] = {}
+    for pid, ppid in parents().items():
+        children.setdefault(ppid, []).append(pid)
+    found, todo = [], [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def send(pids: list[int], signum: int) -> None:
+    """Signal each process that still exists."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+
+class Supervisor:
+    """Runs one command; `run` returns the exit code to leave with."""
+
+    def __init__(self, command: list[str], grace_s: float) -> None:
+        self.command = command
+        self.grace_s = grace_s
+        self.parent = os.getppid()
+        self.child = 0
+        self.child_status: int | None = None
+        self.stop_asked = False
+
+    def run(self) -> int:
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        wakeup = self._catch_signals()
+        try:
+            self.child = self._spawn()
+        except OSError as error:
+            print(f"cannot start {self.command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+            return 127
+        self._watch(wakeup)
+        if self.child_status is not None:
+            self._report()
+        self._end_all()
+        return self._code()
+
+    def _code(self) -> int:
+        if self.child_status is None:
+            return 128 + signal.SIGKILL
+        code = os.waitstatus_to_exitcode(self.child_status)
+        return 128 - code if code < 0 else code
+
+    def _report(self) -> None:
+        with contextlib.suppress(OSError):  # nobody listens once the harness is gone
+            os.write(1, f"{self._code()}\n".encode())
+
+    def _catch_signals(self) -> int:
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, self._ask_stop)
+        return read_end
+
+    def _ask_stop(self, *_: object) -> None:
+        self.stop_asked = True
+
+    def _spawn(self) -> int:
+        # A group of its own: a Ctrl-C in the terminal must not reach the engine before its turn.
+        # The parent-death signal covers the one case left, this process being killed itself.
+        process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            start_new_session=True,
+            preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+        return process.pid
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.child:
+                self.child_status = status
+
+    def _watch(self, wakeup: int) -> None:
+        """Return when the engine has ended, or the harness is gone, or a stop was asked for."""
+        while True:
+            ready, _, _ = select.select([0, wakeup], [], [], TICK_S)
+            if wakeup in ready:
+                os.read(wakeup, 4096)
+            self._reap()
+            harness_gone = (0 in ready and not os.read(0, 4096)) or os.getppid() != self.parent
+            if self.child_status is not None or self.stop_asked or harness_gone:
+                return
+
+    def _end_all(self) -> None:
+        """Ask the engine to end, then whatever it left behind; after the grace, kill."""
+        start = time.monotonic()
+        if self.child_status is None:
+            send([self.child], signal.SIGTERM)
+        rest_asked = killing = False
+        while True:
+            self._reap()
+            left = descendants(os.getpid())
+            elapsed = time.monotonic() - start
+            if not left and self.child_status is not None:
+                return
+            if elapsed > self.grace_s + KILL_WAIT_S:
+                print(f"processes that could not be killed: {left}", file=sys.stderr, flush=True)
+                return
+            if elapsed > self.grace_s:
+                if not killing:
+                    print(f"still there after {self.grace_s:g} s: killed", file=sys.stderr)
+                    killing = True
+                send(left, signal.SIGKILL)
+            elif self.child_status is not None and not rest_asked:
+                rest_asked = True
+                send(left, signal.SIGTERM)
+            time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    sys.exit(Supervisor(sys.argv[2:], float(sys.argv[1])).run())

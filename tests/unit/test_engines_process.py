@@ -1,0 +1,385 @@
+"""EngineProcess and its supervisor, against real processes that misbehave on purpose."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.base import (
+    EngineFailed,
+    EngineUsageError,
+    Launch,
+    PhaseMark,
+    ServeSpec,
+)
+from engines.process import EngineProcess, LogFollower, PhaseTracker, check_port, free_port
+
+SERVER = """
+    import http.server, os, signal, subprocess, sys, time
+    port, mode = int(sys.argv[1]), sys.argv[2]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+        def log_message(self, *args): pass
+
+    def orphan(code):
+        # forked twice and in a session of its own: its parent is gone before it does anything
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execv(sys.executable, [sys.executable, "-c", code])
+            os._exit(0)
+        os.wait()
+
+    print("begin weights", flush=True)
+    if mode == "orphans":
+        note = "import os; print('orphan', os.getpid(), flush=True); "
+        orphan(note + "import time; time.sleep(600)")
+        orphan(note + "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+               "time.sleep(600)")
+        time.sleep(0.5)
+    if mode == "die":
+        print("CAUSE: no such tensor", flush=True)
+        print("Traceback: something later", flush=True)
+        sys.exit(7)
+    if mode == "leave-orphan":
+        orphan("import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+               "print('orphan', os.getpid(), flush=True); time.sleep(600)")
+        time.sleep(0.3)
+        sys.exit(9)
+    if mode == "hang":
+        time.sleep(600)
+    print("begin drafter", flush=True)
+    print("begin weights", flush=True)
+    if mode == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+class FakeAdapter:
+    """The contract over a small Python server."""
+
+    name = "fake"
+    phases = (
+        PhaseMark(phase="weights", pattern="^begin weights"),
+        PhaseMark(phase="drafter", pattern="^begin drafter"),
+    )
+    ready_path = "/health"
+    metrics_path = None
+
+    def __init__(self, script: Path, mode: str) -> None:
+        self.script = script
+        self.mode = mode
+
+    def check(self, spec: ServeSpec) -> None:
+        pass
+
+    def launch(self, spec: ServeSpec, workdir: Path) -> Launch:
+        argv = (sys.executable, str(self.script), str(spec.port), self.mode)
+        return Launch(argv=argv, env={"FAKE": "1"})
+
+    def failure_cause(self, log_text: str) -> str | None:
+        found = re.search(r"^CAUSE: (.*)$", log_text, re.MULTILINE)
+        return found.group(1) if found else None
+
+    def counters(self, metrics_text: str) -> None:
+        return None
+
+    def request_fields(self, *, speculative: bool) -> dict[str, Any]:
+        return {}
+
+    def request_acceptance(self, payloads: list[dict[str, Any]]) -> None:
+        return None
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Any]:
+    script = tmp_path / "server.py"
+    script.write_text(textwrap.dedent(SERVER))
+    made: list[EngineProcess] = []
+
+    def build(mode: str, *, deadline_s: float = 30.0, **more: Any) -> EngineProcess:
+        spec = ServeSpec(target=tmp_path, served_name="m", port=more.pop("port", free_port()))
+        engine = EngineProcess(
+            FakeAdapter(script, mode),
+            spec,
+            workdir=tmp_path / "work",
+            log_path=tmp_path / "logs" / "engine.log",
+            deadline_s=deadline_s,
+            **more,
+        )
+        made.append(engine)
+        return engine
+
+    yield build
+    for engine in made:
+        engine.stop()
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def gone(pids: list[int], within_s: float = 20.0) -> bool:
+    """Whether all have gone, waiting for it."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not any(alive(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def orphans(log: Path, n: int) -> list[int]:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        pids = [int(found) for found in re.findall(r"orphan (\d+)", log.read_text())]
+        if len(pids) == n:
+            return pids
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())
+
+
+def test_ready_phases_and_stop(make: Any) -> None:
+    seen: list[str] = []
+    engine = make("serve", on_phase=lambda phase, elapsed_s: seen.append(phase))
+    with engine:
+        engine.start()
+        phases = engine.wait_ready()
+        assert engine.alive()
+        # The weights are loaded twice, for the target and for the drafter: two stretches.
+        assert [phase.phase for phase in phases] == ["launch", "weights", "drafter", "weights"]
+        assert phases[0].start_s == 0.0
+        assert [p.end_s for p in phases[:-1]] == [p.start_s for p in phases[1:]]
+        assert phases[-1].end_s == engine.ready_s
+        assert seen[:2] == ["launch", "weights"]
+        assert engine.base_url == f"http://127.0.0.1:{engine.spec.port}"
+        pid = engine.pid
+    assert not engine.alive()
+    engine.stop()
+    assert gone([pid])
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", engine.spec.port)) != 0
+
+
+def test_stop_ends_orphans_in_other_sessions(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.process.GRACE_S", 1.0)
+    engine = make("orphans")
+    engine.start()
+    engine.wait_ready()
+    pids = orphans(engine.log_path, 2)
+    assert all(alive(pid) for pid in pids)
+    engine.stop()
+    assert not any(alive(pid) for pid in pids)
+    assert "killed" in engine.log_path.read_text()
+
+
+def test_term_ignoring_engine_is_killed(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.process.GRACE_S", 0.5)
+    engine = make("stubborn")
+    engine.start()
+    engine.wait_ready()
+    engine.stop()
+    assert engine.failure().phase == "serving"
+    assert "SIGKILL" in str(engine.failure())
+
+
+def test_death_in_start_up(make: Any) -> None:
+    engine = make("die")
+    engine.start()
+    with pytest.raises(EngineFailed) as caught:
+        engine.wait_ready()
+    error = caught.value
+    assert error.phase == "weights"
+    assert error.cause == "no such tensor"
+    assert error.tail[-1] == "Traceback: something later"
+    assert error.log_path == engine.log_path
+    assert "\n" not in str(error)
+    assert "exited with code 7" in str(error)
+    assert str(engine.log_path) in str(error)
+
+
+def test_death_is_told_before_the_leftovers_are_cleared(make: Any) -> None:
+    """An orphan that ignores SIGTERM keeps the supervisor busy; the death is known all the same."""
+    engine = make("leave-orphan")
+    engine.start()
+    with pytest.raises(EngineFailed, match="exited with code 9"):
+        engine.wait_ready()
+    (pid,) = orphans(engine.log_path, 1)
+    assert alive(pid)
+    os.kill(pid, signal.SIGKILL)  # spares this test the full grace
+
+
+def test_deadline(make: Any) -> None:
+    beats: list[tuple[str, float]] = []
+    engine = make("hang", deadline_s=1.0, on_phase=lambda *beat: beats.append(beat))
+    engine.start()
+    with pytest.raises(EngineFailed, match=r"not ready after 1 s in start-up phase 'weights'"):
+        engine.wait_ready()
+    assert engine.alive()
+    engine.stop()
+    assert not engine.alive()
+    assert beats[0][0] == "launch"
+
+
+def test_heartbeat(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.process.HEARTBEAT_S", 0.2)
+    beats: list[tuple[str, float]] = []
+    engine = make("hang", deadline_s=1.5, on_phase=lambda *beat: beats.append(beat))
+    engine.start()
+    with pytest.raises(EngineFailed):
+        engine.wait_ready()
+    in_weights = [elapsed_s for phase, elapsed_s in beats if phase == "weights"]
+    assert len(in_weights) >= 3
+    assert in_weights == sorted(in_weights)
+
+
+def test_killed_while_serving(make: Any) -> None:
+    engine = make("serve")
+    engine.start()
+    engine.wait_ready()
+    children = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    assert gone([int(children[0])])
+    deadline = time.monotonic() + 10
+    while engine.alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    error = engine.failure()
+    assert error.phase == "serving"
+    assert "SIGKILL" in str(error)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_harness_ends_and_nothing_survives(how: signal.Signals, tmp_path: Path) -> None:
+    """The harness killed or interrupted: also its engine's orphans go."""
+    (tmp_path / "server.py").write_text(textwrap.dedent(SERVER))
+    harness = f"""
+        import sys, time
+        sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[2])]!r}
+        import engines.process as process
+        from pathlib import Path
+        from test_engines_process import FakeAdapter, ServeSpec
+        process.GRACE_S = 1.0
+        here = Path({str(tmp_path)!r})
+        spec = ServeSpec(target=here, served_name="m", port=process.free_port())
+        adapter = FakeAdapter(here / "server.py", "orphans")
+        with process.EngineProcess(adapter, spec, workdir=here, log_path=here / "engine.log",
+                                   deadline_s=30) as engine:
+            engine.start()
+            engine.wait_ready()
+            print(engine.pid, flush=True)
+            time.sleep(600)
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(harness)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert child.stdout is not None
+    supervisor = int(child.stdout.readline())
+    pids = [supervisor, *orphans(tmp_path / "engine.log", 2)]
+    assert all(alive(pid) for pid in pids)
+    child.send_signal(how)
+    child.wait()
+    child.stdout.close()
+    assert gone(pids)
+
+
+def test_supervisor_killed(make: Any) -> None:
+    """Should the supervisor itself be killed, stop() finds the engine by its mark."""
+    engine = make("orphans")
+    engine.start()
+    engine.wait_ready()
+    pids = orphans(engine.log_path, 2)
+    os.kill(engine.pid, signal.SIGKILL)
+    assert gone([engine.pid])
+    assert not engine.alive()
+    engine.stop()
+    assert gone(pids)
+
+
+def test_missing_program(make: Any, tmp_path: Path) -> None:
+    engine = make("serve")
+    engine.adapter.launch = lambda spec, workdir: Launch(argv=("/no/such/python",), env={})
+    engine.start()
+    with pytest.raises(EngineFailed, match="cannot start /no/such/python: No such file"):
+        engine.wait_ready()
+
+
+def test_port_in_use(make: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        engine = make("serve", port=port)
+        with pytest.raises(EngineUsageError, match=f"port {port} .* is in use"):
+            engine.start()
+        assert engine.pid is None
+
+
+@pytest.mark.parametrize("port", [0, -1, 70000])
+def test_not_a_port(port: int) -> None:
+    with pytest.raises(EngineUsageError, match="not a port"):
+        check_port("127.0.0.1", port)
+
+
+def test_free_ports_differ() -> None:
+    ports = [free_port() for _ in range(50)]
+    assert len(set(ports)) == 50
+    for port in ports:
+        check_port("127.0.0.1", port)
+
+
+PIECES = st.lists(st.text(alphabet="abü \r\n", max_size=8), max_size=20)
+
+
+@given(PIECES)
+def test_log_follower_gives_each_line_once(tmp_path_factory: Any, pieces: list[str]) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    path.touch()
+    follower = LogFollower(path)
+    read: list[str] = []
+    with open(path, "ab", buffering=0) as file:
+        for piece in pieces:
+            file.write(piece.encode())
+            read += follower.new_lines()
+        file.write(b"\n")
+        read += follower.new_lines()
+    expected = [line for line in re.split("[\r\n]", "".join(pieces)) if line.strip()]
+    assert read == expected
+
+
+@given(st.lists(st.sampled_from(["one", "two", "noise"]), max_size=30))
+def test_phase_tracker(lines: list[str]) -> None:
+    tracker = PhaseTracker(
+        (PhaseMark(phase="a", pattern="one"), PhaseMark(phase="b", pattern="two"))
+    )
+    for now, line in enumerate(lines):
+        tracker.feed(line, float(now + 1))
+    timings = tracker.timings(None)
+    assert timings[-1].end_s is None
+    assert all(x.phase != y.phase for x, y in itertools.pairwise(timings))
+    assert all(x.end_s == y.start_s for x, y in itertools.pairwise(timings))
+    marks = [{"one": "a", "two": "b"}[line] for line in lines if line != "noise"]
+    kept = [m for i, m in enumerate(marks) if i == 0 or marks[i - 1] != m]
+    assert [timing.phase for timing in timings[1:]] == kept
