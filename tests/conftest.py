@@ -1,0 +1,51 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    """The checkout's root."""
+    return REPO
+
+
+@pytest.fixture(scope="session")
+def make_pair() -> Callable[..., Path]:
+    """Make (or find) a demo pair: `make_pair(target="mla", drafter="llama")` -> its folder."""
+
+    def make(target: str = "mla", drafter: str = "mla") -> Path:
+        command = [sys.executable, "-m", "training", "demo"]
+        command += ["--target", target, "--drafter", drafter]
+        result = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True, check=True)
+        return Path(result.stdout.strip().splitlines()[-1])
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def demo_pair(make_pair: Callable[..., Path]) -> Path:
+    """The default demo pair's folder: `target`, `drafter-mla`, `prompts.jsonl`."""
+    return make_pair()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tests out unless `-m` asks for them."""
+    if "full" in (config.getoption("-m") or ""):
+        return
+    skip = pytest.mark.skip(reason="long: run `make test-full`")
+    for item in items:
+        if item.get_closest_marker("full"):
+            item.add_marker(skip)
