@@ -20,7 +20,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of all records: frozen, by keyword, and strict when it is read back."""
 
 
-class LoadPoint(Record):
+class LoadPoint(Record, frozen=True, kw_only=True):
     """One load: closed loop by `concurrency`, or open loop at `request_rate` per second."""
 
     mode: Literal["closed", "open"]
@@ -30,7 +30,7 @@ class LoadPoint(Record):
     duration_s: float | None = None
 
 
-class Cell(Record):
+class Cell(Record, frozen=True, kw_only=True):
     """One measurement of the plan: an engine's variant under one load, in one repeat.
 
     Cells of equal (`engine`, `variant`, `repeat`) share one start of the engine; `block` numbers
@@ -46,7 +46,7 @@ class Cell(Record):
     block: int = 0
 
 
-class DraftCounts(Record):
+class DraftCounts(Record, frozen=True, kw_only=True):
     """Pooled counts of draft tokens. `per_position[i]`: drafts accepted at least to position i."""
 
     drafts: int
@@ -55,7 +55,7 @@ class DraftCounts(Record):
     per_position: tuple[int, ...] | None = None
 
 
-class RequestRecord(Record):
+class RequestRecord(Record, frozen=True, kw_only=True):
     """One request as the client saw it.
 
     `chunk_ns[i]` is the arrival of chunk i and `chunk_tokens[i]` its number of tokens (None where
@@ -86,7 +86,7 @@ class RequestRecord(Record):
     correct: bool | None
 
 
-class EngineCounters(Record):
+class EngineCounters(Record, frozen=True, kw_only=True):
     """The server's counters differenced over the measured window, drain included."""
 
     before: dict[str, Any] | None
@@ -97,7 +97,7 @@ class EngineCounters(Record):
     note: str | None = None
 
 
-class Phase(Record):
+class Phase(Record, frozen=True, kw_only=True):
     """One start-up phase: seconds since the launch; `end_s` None if it never ended."""
 
     phase: str
@@ -105,7 +105,7 @@ class Phase(Record):
     end_s: float | None
 
 
-class Timeline(Record):
+class Timeline(Record, frozen=True, kw_only=True):
     """What happened around a cell: start-up phases of its engine, and the measured window.
 
     `client_cpu_share` is this process's CPU time in the window over its length (1.0: one core).
@@ -120,7 +120,7 @@ class Timeline(Record):
     interrupted: str | None = None
 
 
-class Distribution(Record):
+class Distribution(Record, frozen=True, kw_only=True):
     """Of one quantity over `n` requests or gaps; all None where n is 0."""
 
     mean: float | None
@@ -130,7 +130,7 @@ class Distribution(Record):
     n: int
 
 
-class Metrics(Record):
+class Metrics(Record, frozen=True, kw_only=True):
     """One cell's figures; `measure.metrics` holds each one's formula and unit."""
 
     ttft_s: Distribution
@@ -153,7 +153,7 @@ class Metrics(Record):
     task_n: int
 
 
-class Acceptance(Record):
+class Acceptance(Record, frozen=True, kw_only=True):
     """Acceptance of one speculative cell. `sources` holds each source's own counts."""
 
     rate: float | None
@@ -167,7 +167,7 @@ class Acceptance(Record):
     sources: dict[str, DraftCounts | None]
 
 
-class Integrity(Record):
+class Integrity(Record, frozen=True, kw_only=True):
     """Greedy outputs of a speculative cell against its paired baseline, token by token."""
 
     compared: int
@@ -177,7 +177,7 @@ class Integrity(Record):
     first_divergence: tuple[dict[str, Any], ...] = ()
 
 
-class Caution(Record):
+class Caution(Record, frozen=True, kw_only=True):
     """Something the reader must know before believing a number, and what to do about it."""
 
     code: str
@@ -185,7 +185,7 @@ class Caution(Record):
     advice: str
 
 
-class CellSummary(Record):
+class CellSummary(Record, frozen=True, kw_only=True):
     """One cell as `summary.json` tells it. A baseline has no acceptance and no integrity."""
 
     cell_id: str
@@ -203,7 +203,7 @@ class CellSummary(Record):
     block: int = 0
 
 
-class Comparison(Record):
+class Comparison(Record, frozen=True, kw_only=True):
     """Candidate over baseline for one metric at one load, over `pairs` paired blocks.
 
     `ratio` > 1 means more of the metric; `verdict` says whether that is better.
@@ -222,7 +222,7 @@ class Comparison(Record):
     verdict: Verdict
 
 
-class Manifest(Record):
+class Manifest(Record, frozen=True, kw_only=True):
     """Everything needed to know what was run, where, and to run it again."""
 
     schema_version: str
@@ -238,7 +238,7 @@ class Manifest(Record):
     cells: tuple[Cell, ...]
 
 
-class Summary(Record):
+class Summary(Record, frozen=True, kw_only=True):
     """`summary.json`: the run's answer. `void` None: the numbers may be believed.
 
     `verdict` holds one sentence an engine, for a reader who reads nothing else.

@@ -1,0 +1,142 @@
+"""From profiles, files and `--set` to one typed plan. Later sources win over earlier ones."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.errors import UsageError
+from harness.plan.schema import Plan
+from harness.plan.strict import (
+    LIST_HINT,
+    allows_none,
+    check_keys,
+    is_list,
+    is_text,
+    known_keys,
+    nearest,
+    to_plan,
+    unknown_key,
+)
+
+PROFILES = Path(__file__).resolve().parents[2] / "engines" / "profiles"
+FOR_ENGINE = "for"
+"""A profile's table `[for.<engine>.…]` holds the keys that differ for that engine."""
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile as it was read: its name, where it lies, and its raw table."""
+
+    name: str
+    where: str
+    table: dict[str, Any]
+
+
+def profile_names() -> list[str]:
+    """The profiles that come with the harness."""
+    return sorted(p.stem for p in PROFILES.glob("*.toml"))
+
+
+def read_profile(name: str) -> Source:
+    """A built-in profile by name, or a TOML file by path. Raises `UsageError`."""
+    path = Path(name)
+    if not (name.endswith(".toml") or "/" in name):
+        path = PROFILES / f"{name}.toml"
+        if not path.is_file():
+            names = profile_names()
+            near = nearest(name, names)
+            hint = f"did you mean '{near}'?" if near else f"there are {', '.join(names)}."
+            raise UsageError(
+                f"--profile {name}: no such profile; {hint} A TOML file's path works too"
+            )
+    if not path.is_file():
+        raise UsageError(f"--profile {name}: no such file")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    return Source(name=path.stem, where=str(path), table=table)
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, table by table; neither is changed."""
+    out = copy.deepcopy(base)
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(out.get(key), dict):
+            out[key] = merge(out[key], value)
+        else:
+            out[key] = copy.deepcopy(value)
+    return out
+
+
+def parse_set(item: str) -> tuple[str, Any]:
+    """One `--set key=value`, the value in the key's own type. Raises `UsageError`."""
+    key, equals, raw = item.partition("=")
+    key, raw = key.strip(), raw.strip()
+    if not equals or not key:
+        raise UsageError(f"--set {item}: write it as key=value, for example load.concurrency=1,4")
+    kinds = known_keys()
+    if key not in kinds:
+        parent, _, _leaf = key.rpartition(".")
+        if parent in kinds and not is_text(kinds[parent]) and not is_list(kinds[parent]):
+            return key, raw  # an entry of a free table, such as engine.extra_env.NAME
+        if any(known.startswith(f"{key}.") for known in kinds):
+            raise UsageError(f"--set {item}: '{key}' is a table; set a key of it")
+        raise unknown_key(f"--set {item}", key)
+    return key, _coerce(raw, kinds[key], item)
+
+
+def _coerce(raw: str, kind: Any, item: str) -> Any:
+    if raw.lower() in ("none", "null", "") and allows_none(kind):
+        return None
+    if is_list(kind):
+        text = raw if raw.startswith("[") else f"[{raw}]"
+        try:
+            value: Any = tomllib.loads(f"x = {text}")["x"]
+        except tomllib.TOMLDecodeError:
+            value = [part.strip() for part in raw.strip("[]").split(",")]
+    elif is_text(kind):
+        return raw
+    else:
+        try:
+            value = tomllib.loads(f"x = {raw}")["x"]
+        except tomllib.TOMLDecodeError:
+            value = raw
+    try:
+        typed = msgspec.to_builtins(msgspec.convert(value, kind, strict=False))
+        return list(typed) if isinstance(typed, tuple) else typed
+    except msgspec.ValidationError as error:
+        text = str(error).partition(" - at ")[0]
+        hint = f" ({LIST_HINT})" if is_list(kind) else ""
+        raise UsageError(f"--set {item}: {text[:1].lower()}{text[1:]}{hint}") from None
+
+
+def put(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set the dotted `key` in a nested table."""
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+    table[leaf] = value
+
+
+def build(source: Source, engine: str, sets: list[str]) -> Plan:
+    """The plan of one engine: the profile, its part for that engine, then every `--set`."""
+    table = {k: v for k, v in source.table.items() if k != FOR_ENGINE}
+    per_engine = source.table.get(FOR_ENGINE, {})
+    if not isinstance(per_engine, dict):
+        raise UsageError(f"{source.where}: '{FOR_ENGINE}' holds one table an engine")
+    for name, part in per_engine.items():
+        if not isinstance(part, dict):
+            raise UsageError(f"{source.where}: '{FOR_ENGINE}.{name}' is a table")
+        check_keys(part, f"{source.where}, [{FOR_ENGINE}.{name}]")
+    check_keys(table, source.where)
+    plan = merge(table, per_engine.get(engine, {}))
+    plan.setdefault("name", source.name)
+    to_plan(plan, source.where)  # blame the file for its own mistakes before --set is laid on
+    for item in sets:
+        put(plan, *parse_set(item))
+    return to_plan(plan, "--set" if sets else source.where)

@@ -1,0 +1,123 @@
+"""Strict reading of plan tables: an unknown key is named with its file, path and nearest key."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from typing import Any
+
+import msgspec
+
+from harness.errors import UsageError
+from harness.plan.schema import Plan, Section
+
+LIST_HINT = "give one value, or several with commas between"
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type itself; `Annotated` stripped."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return _members(typing.get_args(kind)[0])
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return tuple(m for part in typing.get_args(kind) for m in _members(part))
+    return (kind,)
+
+
+def _fields(section: type[Section]) -> dict[str, Any]:
+    hints = typing.get_type_hints(section, include_extras=True)
+    return {f.name: hints[f.name] for f in msgspec.structs.fields(section)}
+
+
+def _section_of(kind: Any) -> type[Section] | None:
+    for member in _members(kind):
+        if isinstance(member, type) and issubclass(member, Section):
+            return member
+    return None
+
+
+def known_keys(section: type[Section] = Plan, prefix: str = "") -> dict[str, Any]:
+    """Every settable key with its dots, and its type."""
+    keys: dict[str, Any] = {}
+    for name, kind in _fields(section).items():
+        inner = _section_of(kind)
+        if inner is None:
+            keys[prefix + name] = kind
+        else:
+            keys.update(known_keys(inner, f"{prefix}{name}."))
+    return keys
+
+
+def nearest(word: str, words: typing.Iterable[str]) -> str | None:
+    """The known word most like `word`, or None where nothing comes near."""
+    found = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def unknown_key(where: str, path: str) -> UsageError:
+    """The error for a key that does not exist, with the nearest one that does."""
+    keys = known_keys()
+    sections = {k.rpartition(".")[0] for k in keys if "." in k}
+    leaf = path.rpartition(".")[2]
+    same_leaf = [k for k in keys if k.rpartition(".")[2] == leaf]
+    near = same_leaf[0] if same_leaf else nearest(path, [*keys, *sections])
+    hint = f"; did you mean '{near}'?" if near else f"; known tables: {', '.join(sorted(sections))}"
+    return UsageError(f"{where}: unknown key '{path}'{hint}")
+
+
+def check_keys(
+    table: dict[str, Any], where: str, section: type[Section] = Plan, at: str = ""
+) -> None:
+    """Raise `UsageError` at the first key of `table` that the schema does not know."""
+    fields = _fields(section)
+    for name, value in table.items():
+        path = at + name
+        if name not in fields:
+            raise unknown_key(where, path)
+        inner = _section_of(fields[name])
+        if inner is None:
+            continue
+        if not isinstance(value, dict):
+            raise UsageError(f"{where}: '{path}' is a table, not {value!r}; set a key of it")
+        check_keys(value, where, inner, f"{path}.")
+
+
+def _lift(table: dict[str, Any], section: type[Section] = Plan) -> dict[str, Any]:
+    """Write a single value where the schema wants a list of them as a list of one."""
+    out: dict[str, Any] = {}
+    for name, value in table.items():
+        kind = _fields(section).get(name)
+        inner = _section_of(kind) if kind is not None else None
+        if inner is not None and isinstance(value, dict):
+            out[name] = _lift(value, inner)
+        elif is_list(kind) and isinstance(value, (int, float, str)):
+            out[name] = [value]
+        else:
+            out[name] = value
+    return out
+
+
+def is_list(kind: Any) -> bool:
+    """Whether the schema wants a list of values for this key."""
+    return any(typing.get_origin(m) in (tuple, list) for m in _members(kind))
+
+
+def is_text(kind: Any) -> bool:
+    """Whether the schema wants text (or one of a few words) for this key."""
+    return any(m is str or typing.get_origin(m) is typing.Literal for m in _members(kind))
+
+
+def allows_none(kind: Any) -> bool:
+    """Whether the key may be unset."""
+    return type(None) in _members(kind)
+
+
+def to_plan(table: dict[str, Any], where: str) -> Plan:
+    """Decode a checked table; raises `UsageError` with the key's path on a wrong value."""
+    check_keys(table, where)
+    try:
+        return msgspec.convert(_lift(table), Plan)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$.")
+        key = path.rstrip("`").removesuffix("[...]") or "plan"
+        raise UsageError(f"{where}: '{key}': {text[:1].lower()}{text[1:]}") from None
