@@ -21,7 +21,7 @@ LEAVES = (*SHARED, "engines.base", "drafters.spec")
 
 # module prefix -> the module prefixes of ours it may import; the longest prefix that fits counts
 ALLOWED: dict[str, tuple[str, ...]] = {
-    **{leaf: LEAVES for leaf in LEAVES},
+    **dict.fromkeys(LEAVES, LEAVES),
     "drafters": ("drafters",),
     "engines": ("engines", "drafters.spec", "drafters.formats"),
     "engines.reference": ("engines", "drafters"),
