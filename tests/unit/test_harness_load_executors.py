@@ -1,0 +1,216 @@
+"""Executors, arrivals and prompts, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.load.arrivals import poisson
+from harness.load.datasets import Prompt, allot, is_correct, load_prompts, read_jsonl
+from harness.load.executors import GIVE_UP_AFTER, Stop, execute
+from harness.records import LoadPoint, RequestRecord
+
+PROMPTS = [Prompt(id=str(i), text=f"prompt {i}") for i in range(7)]
+
+
+def record(index: int, prompt: Prompt, due_ns: int | None, status: str = "ok") -> RequestRecord:
+    return RequestRecord(
+        cell_id="c", index=index, prompt_id=prompt.id, category=None, due_ns=due_ns, sent_ns=0,
+        chunk_ns=(), chunk_tokens=None, end_ns=None, status=status, error="refused",  # type: ignore[arg-type]
+        http_status=None, prompt_tokens=None, output_tokens=None, token_source=None,
+        token_ids=None, text=None, reasoning=None, finish_reason=None, acceptance=None,
+        correct=None,
+    )  # fmt: skip
+
+
+class Server:
+    """Counts what is under way; takes `service_s` a request."""
+
+    def __init__(self, service_s: float = 0.001, status: str = "ok") -> None:
+        self.service_s, self.status = service_s, status
+        self.now = self.most = self.calls = 0
+
+    async def __call__(self, index: int, prompt: Prompt, due_ns: int | None) -> RequestRecord:
+        self.calls += 1
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await asyncio.sleep(self.service_s)
+        except asyncio.CancelledError as error:
+            if not error.args:
+                raise
+            return record(index, prompt, due_ns, "failed")
+        finally:
+            self.now -= 1
+        return record(index, prompt, due_ns, self.status)
+
+
+def run(server: Server, load: LoadPoint, stop_after_s: float | None = None) -> list[RequestRecord]:
+    async def go() -> list[RequestRecord]:
+        stop = Stop()
+        if stop_after_s is not None:
+            asyncio.get_running_loop().call_later(stop_after_s, stop.set, "the engine died")
+        return await execute(server, PROMPTS, load, seed=1, stop=stop)
+
+    return asyncio.run(go())
+
+
+def test_closed_loop_keeps_its_concurrency_and_count() -> None:
+    server = Server()
+    records = run(server, LoadPoint(mode="closed", concurrency=3, num_requests=20))
+    assert [r.index for r in records] == list(range(20))
+    assert server.most == 3
+    assert [r.prompt_id for r in records[:8]] == ["0", "1", "2", "3", "4", "5", "6", "0"]
+    assert all(r.due_ns is None for r in records)
+
+
+def test_closed_loop_by_duration_ends_and_drains() -> None:
+    server = Server(0.01)
+    records = run(server, LoadPoint(mode="closed", concurrency=2, duration_s=0.1))
+    assert len(records) >= 2
+    assert server.now == 0
+
+
+def test_open_loop_does_not_wait_for_answers() -> None:
+    server = Server(service_s=0.3)
+    load = LoadPoint(mode="open", request_rate=500.0, num_requests=20)
+    records = run(server, load)
+    assert server.most == 20
+    due = [r.due_ns for r in records]
+    offsets = poisson(500.0, seed=1, count=20)
+    gaps = [(b - a) / 1e9 for a, b in itertools.pairwise(due)]  # type: ignore[operator]
+    wanted = [b - a for a, b in itertools.pairwise(offsets)]
+    assert gaps == pytest.approx(wanted, abs=1e-6)
+
+
+def test_a_stop_ends_the_cell_and_the_requests_under_way_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("harness.load.executors.DRAIN_S", 0.05)
+    for load in (
+        LoadPoint(mode="closed", concurrency=2, num_requests=100),
+        LoadPoint(mode="open", request_rate=100.0, num_requests=1000),
+    ):
+        records = run(Server(service_s=30.0), load, stop_after_s=0.1)
+        assert records
+        assert {r.status for r in records} == {"failed"}
+
+
+def test_nothing_but_failures_gives_the_cell_up() -> None:
+    server = Server(status="failed")
+    records = run(server, LoadPoint(mode="closed", concurrency=1, num_requests=1000))
+    assert len(records) == GIVE_UP_AFTER
+
+
+def test_an_error_of_our_own_is_not_swallowed() -> None:
+    async def broken(index: int, prompt: Prompt, due_ns: int | None) -> RequestRecord:
+        raise ZeroDivisionError
+
+    async def go() -> None:
+        load = LoadPoint(mode="closed", concurrency=2, num_requests=3)
+        await execute(broken, PROMPTS, load, seed=0, stop=Stop())
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(go())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.1, 1000), st.integers(0, 2**32))
+def test_poisson_has_the_right_mean_and_dispersion(rate: float, seed: int) -> None:
+    offsets = poisson(rate, seed=seed, count=4000)
+    assert offsets == sorted(offsets)
+    assert offsets == poisson(rate, seed=seed, count=4000)
+    gaps = [b - a for a, b in zip([0.0, *offsets], offsets, strict=False)]
+    mean = sum(gaps) / len(gaps)
+    variance = sum((g - mean) ** 2 for g in gaps) / len(gaps)
+    # Exponential gaps: mean 1/rate (its error 1.6% here), coefficient of variation 1.
+    assert mean * rate == pytest.approx(1.0, abs=0.1)
+    assert variance**0.5 / mean == pytest.approx(1.0, abs=0.15)
+
+
+def test_poisson_by_duration_stays_inside() -> None:
+    offsets = poisson(50.0, seed=3, duration_s=2.0)
+    assert 50 < len(offsets) < 160
+    assert all(0 < o < 2.0 for o in offsets)
+
+
+@given(st.integers(1, 30), st.integers(0, 5), st.lists(st.integers(0, 12), min_size=1, max_size=4))
+def test_allotment(size: int, warmup: int, needs: list[int]) -> None:
+    prompts = [Prompt(id=str(i), text=str(i)) for i in range(size)]
+    allotment = allot(prompts, warmup=warmup, needs=needs, seed=5)
+    measured = [p.id for cell in allotment.cells for p in cell]
+    assert [len(cell) for cell in allotment.cells] == needs
+    assert len(allotment.warmup) == warmup
+    assert not {p.text for p in allotment.warmup} & {p.text for c in allotment.cells for p in c}
+    assert allotment.repeated == (len(set(measured)) < len(measured))
+    assert allotment == allot(prompts, warmup=warmup, needs=needs, seed=5)
+
+
+@pytest.mark.parametrize(
+    ("line", "needle"),
+    [
+        ("{oops", "line 2: not JSON"),
+        ("[1]", "line 2: an object"),
+        ("{}", "line 2: give either"),
+        ('{"prompt": "a", "messages": []}', "line 2: give either"),
+        ('{"prompt": ""}', "line 2: 'prompt'"),
+        ('{"messages": []}', "line 2: 'messages'"),
+        ('{"messages": [{"role": "user"}]}', "line 2: 'messages'"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, line: str, needle: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "fine"}\n' + line + "\n")
+    with pytest.raises(UsageError) as caught:
+        read_jsonl(path)
+    assert needle in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_of_both_kinds_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    rows = [
+        {"prompt": "a", "answer": 4, "id": 7, "category": "x"},
+        {"messages": [{"role": "user", "content": "b\u2028c"}]},
+    ]
+    path.write_text("\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n\n")
+    first, second = read_jsonl(path)
+    assert (first.id, first.answer, first.category) == ("7", "4", "x")
+    assert second.messages == ({"role": "user", "content": "b\u2028c"},)
+    assert second.id == "p-2"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "needle"),
+    [("no/such.jsonl", "no such file"), ("random", "no generated"), ("demo", "demo pair")],
+)
+def test_datasets_that_cannot_be(dataset: str, needle: str) -> None:
+    with pytest.raises(UsageError, match=needle):
+        load_prompts(dataset)
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n")
+    with pytest.raises(UsageError, match="no prompt"):
+        read_jsonl(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "right"),
+    [
+        ("hm</think> 42 \n", "42", True),
+        ("a</think>b</think>Yes", "yes", True),
+        ("41", "42", False),
+        ("anything", None, None),
+    ],
+)
+def test_correctness(text: str, answer: str | None, right: bool | None) -> None:
+    assert is_correct(text, answer) is right
