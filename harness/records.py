@@ -253,3 +253,20 @@ class Summary(Record, frozen=True, kw_only=True):
     failures: tuple[str, ...] = ()
     void: str | None = None
     verdict: tuple[str, ...] = ()
+
+
+class LaunchRecord(Record, frozen=True, kw_only=True):
+    """One start of an engine: the command it was given, its phases, and why it failed if it did.
+
+    `label` says how an attached server's variant was found out; None for a launched engine.
+    """
+
+    name: str
+    engine: str
+    variant: Variant
+    repeat: int
+    argv: tuple[str, ...]
+    phases: tuple[Phase, ...]
+    ready_s: float | None
+    failure: str | None = None
+    label: str | None = None

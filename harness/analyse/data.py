@@ -1,0 +1,86 @@
+"""A stored run as the analysis takes it: plain records, no HTTP, no engine, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from harness.records import (
+    Cell,
+    EngineCounters,
+    LaunchRecord,
+    LoadPoint,
+    Manifest,
+    RequestRecord,
+    Timeline,
+    Variant,
+)
+
+PairKey = tuple[str, LoadPoint, int, int]
+"""Engine, load, repeat, block: what a baseline cell and its speculative partner share."""
+
+
+class CellData(msgspec.Struct, frozen=True, kw_only=True):
+    """One saved cell."""
+
+    cell: Cell
+    records: list[RequestRecord]
+    counters: EngineCounters
+    timeline: Timeline
+
+    @property
+    def pair_key(self) -> PairKey:
+        """What this cell's partner of the other variant shares with it."""
+        return (self.cell.engine, self.cell.load, self.cell.repeat, self.cell.block)
+
+    @property
+    def ok(self) -> list[RequestRecord]:
+        """The requests answered whole."""
+        return [r for r in self.records if r.status == "ok"]
+
+
+class RunData(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a run's folder holds for the analysis."""
+
+    manifest: Manifest
+    cells: list[CellData]
+    launches: list[LaunchRecord]
+
+    def plan(self, engine: str) -> dict[str, Any]:
+        """The plan the engine was measured by."""
+        plan: dict[str, Any] = self.manifest.plan["engines"][engine]
+        return plan
+
+    def engines(self) -> list[str]:
+        """The engines in the order they were run."""
+        return list(self.manifest.plan["engines"])
+
+    def loads(self, engine: str) -> list[LoadPoint]:
+        """The engine's load points in the plan's order."""
+        seen: list[LoadPoint] = []
+        for cell in self.manifest.cells:
+            if cell.engine == engine and cell.load not in seen:
+                seen.append(cell.load)
+        return seen
+
+    def select(
+        self, engine: str, variant: Variant | None = None, load: LoadPoint | None = None
+    ) -> list[CellData]:
+        """The saved cells that fit."""
+        return [
+            c
+            for c in self.cells
+            if c.cell.engine == engine
+            and variant in (None, c.cell.variant)
+            and load in (None, c.cell.load)
+        ]
+
+
+def pairs(cells: Iterable[CellData]) -> list[tuple[CellData, CellData]]:
+    """Baseline and speculative cells of equal engine, load, repeat and block, in order."""
+    found: dict[PairKey, dict[str, CellData]] = {}
+    for data in cells:
+        found.setdefault(data.pair_key, {})[data.cell.variant] = data
+    return [(both["baseline"], both["speculative"]) for both in found.values() if len(both) == 2]

@@ -1,0 +1,210 @@
+"""A run's folder on disk: written piece by piece, each piece whole or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from harness.errors import UsageError
+from harness.records import (
+    SCHEMA_VERSION,
+    EngineCounters,
+    Manifest,
+    RequestRecord,
+    Summary,
+    Timeline,
+)
+
+T = TypeVar("T")
+MANIFEST = "manifest.json"
+SUMMARY = "summary.json"
+REQUESTS = "requests.parquet"
+COUNTERS = "counters.json"
+TIMELINE = "timeline.json"
+ENGINE_LOG = "engine.log"
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `path` whole: to a file beside it, synced, then renamed over it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def to_json(record: Any) -> bytes:
+    """Indented JSON, keys in the order of the fields."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Read one record. Raises `UsageError` naming the file where it is missing or broken."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file; is this the folder of a run?") from None
+    except (msgspec.DecodeError, OSError) as error:
+        raise UsageError(f"{path}: cannot be read as version {SCHEMA_VERSION}: {error}") from None
+
+
+class RunFolder:
+    """Where everything of a run lies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def cell(self, cell_id: str) -> Path:
+        """The folder of one cell."""
+        return self.path / "cells" / cell_id
+
+    def launch(self, name: str) -> Path:
+        """The folder of one start of an engine: its log, and what was written for it."""
+        return self.path / "launches" / name
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """The first thing written."""
+        write_atomic(self.path / MANIFEST, to_json(manifest))
+
+    def write_summary(self, summary: Summary) -> None:
+        """The last but the report."""
+        write_atomic(self.path / SUMMARY, to_json(summary))
+
+    def manifest(self) -> Manifest:
+        """Raises `UsageError` where there is none."""
+        return read_json(self.path / MANIFEST, Manifest)
+
+    def summary(self) -> Summary:
+        """Raises `UsageError` where there is none."""
+        return read_json(self.path / SUMMARY, Summary)
+
+    def save_cell(
+        self,
+        cell_id: str,
+        records: Sequence[RequestRecord],
+        counters: EngineCounters,
+        timeline: Timeline,
+        engine_log: Path | None,
+    ) -> None:
+        """Put a cell's files in place together: a crash leaves the cell whole or absent."""
+        final = self.cell(cell_id)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with _folder_beside(final) as work:
+            write_requests(work / REQUESTS, records)
+            (work / COUNTERS).write_bytes(to_json(counters))
+            (work / TIMELINE).write_bytes(to_json(timeline))
+            if engine_log is not None and engine_log.exists():
+                _link(engine_log, work / ENGINE_LOG)
+            if final.exists():
+                shutil.rmtree(final)
+            os.replace(work, final)
+
+    def has_cell(self, cell_id: str) -> bool:
+        """Whether the cell was saved and ran to its end."""
+        if not (self.cell(cell_id) / TIMELINE).exists():
+            return False
+        return self.timeline(cell_id).interrupted is None
+
+    def saved_cells(self, cell_ids: Sequence[str]) -> list[str]:
+        """Those of `cell_ids` that have been saved, whole or interrupted."""
+        return [c for c in cell_ids if (self.cell(c) / TIMELINE).exists()]
+
+    def requests(self, cell_id: str) -> list[RequestRecord]:
+        """The cell's request records, by index."""
+        return read_requests(self.cell(cell_id) / REQUESTS)
+
+    def counters(self, cell_id: str) -> EngineCounters:
+        """The cell's counters."""
+        return read_json(self.cell(cell_id) / COUNTERS, EngineCounters)
+
+    def timeline(self, cell_id: str) -> Timeline:
+        """The cell's timeline."""
+        return read_json(self.cell(cell_id) / TIMELINE, Timeline)
+
+
+@contextlib.contextmanager
+def _folder_beside(final: Path) -> Iterator[Path]:
+    work = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}-"))
+    work.chmod(0o755)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    # The log of a start belongs to all its cells and still grows: one file, several names.
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    ints = pa.list_(pa.int64())
+    counts = pa.struct(
+        [
+            ("drafts", pa.int64()),
+            ("drafted", pa.int64()),
+            ("accepted", pa.int64()),
+            ("per_position", ints),
+        ]
+    )
+    kinds = {
+        "int": pa.int64(),
+        "str": pa.string(),
+        "ints": ints,
+        "bool": pa.bool_(),
+        "counts": counts,
+    }
+    columns = {
+        "cell_id": "str", "index": "int", "prompt_id": "str", "category": "str", "due_ns": "int",
+        "sent_ns": "int", "chunk_ns": "ints", "chunk_tokens": "ints", "end_ns": "int",
+        "status": "str", "error": "str", "http_status": "int", "prompt_tokens": "int",
+        "output_tokens": "int", "token_source": "str", "token_ids": "ints", "text": "str",
+        "reasoning": "str", "finish_reason": "str", "acceptance": "counts", "correct": "bool",
+    }  # fmt: skip
+    return pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
+
+
+def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
+    """Write records as Parquet, one row a request, lists as list columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [msgspec.to_builtins(r) for r in records]
+    table = pa.Table.from_pylist(rows, schema=_schema())
+    pq.write_table(
+        table.replace_schema_metadata({"schema_version": SCHEMA_VERSION}), path, compression="zstd"
+    )
+
+
+def read_requests(path: Path) -> list[RequestRecord]:
+    """Read what `write_requests` wrote. Raises `UsageError`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path).to_pylist()
+        return [msgspec.convert(row, RequestRecord) for row in rows]
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file; is this the folder of a run?") from None
+    except (pa.ArrowException, OSError, msgspec.ValidationError) as error:
+        raise UsageError(f"{path}: cannot be read as version {SCHEMA_VERSION}: {error}") from None
