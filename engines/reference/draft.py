@@ -135,7 +135,7 @@ class EagleProposer:
         return self.drafter.finish(attended[at][:, None], residual[at][:, None])
 
     def _layer(self, ids: Tensor, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Attention of the drafter's layer for ids [n, T] and hidden [n, T, H], through the cache."""
+        """Attention of the drafter's layer for ids [n, T], hidden [n, T, H]; and the residual."""
         drafter = self.drafter
         q, k, v, residual = drafter.project(drafter.embed(ids), hidden, batch.positions)
         self.cache.write(0, batch, k, v)
@@ -151,6 +151,4 @@ class EagleProposer:
         return full
 
     def _batch(self, slot: int, starts: list[int], tokens: int) -> Batch:
-        return Batch(
-            self.cache, first_slot=slot, starts=starts, tokens=tokens, device=self.device
-        )
+        return Batch(self.cache, first_slot=slot, starts=starts, tokens=tokens, device=self.device)

@@ -128,9 +128,7 @@ class Engine:
             self._prefill(self.waiting.popleft())
         if self.running:
             self._decode()
-        self.metrics.running.set(len(self.running))
-        self.metrics.waiting.set(len(self.waiting))
-        self.metrics.cache_usage.set(len(self.running) / self.slots)
+        self._set_gauges()
 
     def generate(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Request]:
         """Serve these prompts to their end and return the finished requests (no thread)."""
@@ -147,7 +145,10 @@ class Engine:
 
     @torch.inference_mode()
     def capture(
-        self, tokens: list[int], layers: tuple[int, ...], sink: Callable[[Tensor], None] | None = None
+        self,
+        tokens: list[int],
+        layers: tuple[int, ...],
+        sink: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         """The target's hidden states of `tokens` at transformers' indices `layers`: [T, n, H].
 
@@ -176,7 +177,9 @@ class Engine:
         slot, prompt = len(self.running), request.prompt
         request.started = time.perf_counter()
         aux_layers = self.proposer.aux_layers if self.proposer is not None else ()
-        sink = self._prompt_logprobs(request) if request.params.prompt_logprobs is not None else None
+        sink = (
+            self._prompt_logprobs(request) if request.params.prompt_logprobs is not None else None
+        )
         last, aux = self._forward_prompt(slot, prompt, aux_layers, sink=sink)
         logits = self.model.logits(last[None])  # [1, 1, V]
         raw, logits = logits, self._constrain(logits, [request])
@@ -335,9 +338,15 @@ class Engine:
         self._close(request)
 
     def _close(self, request: Request) -> None:
-        """Count a finished request and hand out its last delta, slot already free."""
+        """Count a finished request, then hand out its last delta: who has it finds all counted."""
         self.metrics.observe_finish(request, time.perf_counter())
+        self._set_gauges()
         request.emit()
+
+    def _set_gauges(self) -> None:
+        self.metrics.running.set(len(self.running))
+        self.metrics.waiting.set(len(self.waiting))
+        self.metrics.cache_usage.set(len(self.running) / self.slots)
 
 
 __all__ = ["Delta", "Engine", "Request", "SamplingParams"]

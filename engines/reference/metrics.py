@@ -8,6 +8,8 @@ sampler saw them. They are published apart (`reference:…past_end…`), so that
 
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics import disable_created_metrics
 
@@ -94,7 +96,9 @@ class EngineMetrics:
         """The Prometheus exposition."""
         return generate_latest(self.registry)
 
-    def _parent(self, kind: type, name: str, doc: str, labels: tuple[str, ...], **more: object):  # type: ignore[no-untyped-def]
+    def _parent(
+        self, kind: type, name: str, doc: str, labels: tuple[str, ...], **more: object
+    ) -> Any:
         known = self.registry._names_to_collectors.get(name)
         return known or kind(name, doc, labels, registry=self.registry, **more)
 

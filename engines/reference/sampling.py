@@ -114,7 +114,7 @@ def verify_sampled(
     at_stop = target[rows, accepted]
     residual = (at_stop - padded[rows, accepted]).clamp_min(0)
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, at_stop)
-    tokens = torch.cat((drafts, drafts[:, :1]), dim=1)
+    tokens = torch.cat((drafts, torch.zeros_like(accepted)[:, None]), dim=1)
     tokens[rows, accepted] = pick(residual, uniform[:, -1])
     return tokens, accepted
 
@@ -127,6 +127,8 @@ def top_logprobs(logits: Tensor, tokens: list[int], count: int) -> list[TokenLog
     best = logprobs.topk(min(count, logits.shape[-1]), dim=-1)
     columns = (chosen[:, 0].tolist(), ranks.tolist(), best.indices.tolist(), best.values.tolist())
     return [
-        TokenLogprob(token=token, logprob=value, rank=rank, top=tuple(zip(ids, values, strict=True)))
+        TokenLogprob(
+            token=token, logprob=value, rank=rank, top=tuple(zip(ids, values, strict=True))
+        )
         for token, value, rank, ids, values in zip(tokens, *columns, strict=True)
     ]

@@ -84,6 +84,6 @@ def _locate(folder: Path) -> dict[str, Path]:
         raise EngineUsageError(f"{single}: no such file; the checkpoint has no safetensors weights")
     try:
         with safe_open(single, framework="pt") as handle:
-            return {name: single for name in handle.keys()}  # noqa: SIM118
+            return dict.fromkeys(handle.keys(), single)
     except (SafetensorError, OSError) as error:
         raise EngineUsageError(f"{single}: cannot be read: {error}") from error

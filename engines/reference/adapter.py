@@ -1,0 +1,134 @@
+"""How the harness starts the reference engine and reads its figures."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engines.base import (
+    EngineUsageError,
+    Launch,
+    PhaseMark,
+    RequestAcceptance,
+    ServeSpec,
+    SpecCounters,
+)
+
+_LINE = r"^\[reference\s+[\d.]+s\] "
+_SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
+_POSITION = re.compile(r'position="(\d+)"')
+_EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt)\b.*", re.MULTILINE)
+
+
+class ReferenceAdapter:
+    """The embedded engine, run by the harness's own interpreter."""
+
+    name = "reference"
+    phases = (
+        PhaseMark(phase="config", pattern=_LINE + "reading config"),
+        PhaseMark(phase="load_target", pattern=_LINE + "loading target"),
+        PhaseMark(phase="load_drafter", pattern=_LINE + "loading drafter"),
+        PhaseMark(phase="cache", pattern=_LINE + "allocating cache"),
+        PhaseMark(phase="ready", pattern=_LINE + "ready"),
+    )
+    ready_path = "/health"
+    metrics_path: str | None = "/metrics"
+
+    def check(self, spec: ServeSpec) -> None:
+        """Raise EngineUsageError for what can be seen wrong without loading weights."""
+        from engines.reference.config import read_config
+
+        config = read_config(spec.target)
+        if spec.tensor_parallel != 1:
+            raise EngineUsageError("the reference engine runs on one device: tensor_parallel = 1")
+        if not spec.max_model_len <= config.max_positions:
+            raise EngineUsageError(
+                f"max_model_len {spec.max_model_len}: {spec.target} has {config.max_positions} "
+                "positions; set a smaller one"
+            )
+        if spec.drafter is None:
+            return
+        if not 1 <= spec.k <= 8:
+            raise EngineUsageError(f"k {spec.k}: the reference engine drafts 1 to 8 tokens")
+        _check_drafter(spec.drafter, spec.target)
+
+    def launch(self, spec: ServeSpec, workdir: Path) -> Launch:
+        """`python -m engines.reference …`; nothing is written to `workdir`."""
+        argv = [sys.executable, "-m", "engines.reference", "--model", str(spec.target)]
+        argv += ["--served-model-name", spec.served_name]
+        argv += ["--host", spec.host, "--port", str(spec.port), "--dtype", spec.dtype]
+        argv += ["--device", spec.device, "--max-model-len", str(spec.max_model_len)]
+        argv += ["--max-num-seqs", str(spec.max_num_seqs), "--seed", str(spec.seed)]
+        if spec.drafter is not None:
+            argv += ["--drafter", str(spec.drafter), "--k", str(spec.k)]
+        if spec.threads is not None:
+            argv += ["--threads", str(spec.threads)]
+        if spec.trust_remote_code:
+            argv.append("--trust-remote-code")
+        env = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", **spec.extra_env}
+        return Launch(
+            argv=(*argv, *spec.extra_args), env=env, cwd=Path(__file__).resolve().parents[2]
+        )
+
+    def failure_cause(self, log_text: str) -> str | None:
+        """The engine's own error line, else the last exception of a traceback."""
+        own = re.search(r"^\[reference\] error: (.*)$", log_text, re.MULTILINE)
+        if own:
+            return own.group(1)
+        raised = _EXCEPTION.findall(log_text)
+        return raised[-1] if raised else None
+
+    def counters(self, metrics_text: str) -> SpecCounters | None:
+        """Sums over all series of vLLM's names; None where the text has none of them."""
+        sums: dict[str, int] = {}
+        positions: dict[int, int] = {}
+        for sample in _SAMPLE.finditer(metrics_text):
+            name, value = sample["name"].removeprefix("vllm:"), int(float(sample["value"]))
+            sums[name] = sums.get(name, 0) + value
+            position = _POSITION.search(sample["labels"] or "")
+            if position and name == "spec_decode_num_accepted_tokens_per_pos_total":
+                at = int(position[1])
+                positions[at] = positions.get(at, 0) + value
+        if "generation_tokens_total" not in sums:
+            return None
+        return SpecCounters(
+            drafts=sums.get("spec_decode_num_drafts_total"),
+            drafted=sums.get("spec_decode_num_draft_tokens_total"),
+            accepted=sums.get("spec_decode_num_accepted_tokens_total"),
+            accepted_per_position=tuple(positions[i] for i in sorted(positions)) or None,
+            generation_tokens=sums["generation_tokens_total"],
+            prompt_tokens=sums.get("prompt_tokens_total"),
+            requests_finished=sums.get("request_success_total"),
+            running=sums.get("num_requests_running"),
+            waiting=sums.get("num_requests_waiting"),
+        )
+
+    def request_fields(self, *, speculative: bool) -> Mapping[str, Any]:
+        """Token ids in the answer; the acceptance comes without asking."""
+        return {"return_token_ids": True}
+
+    def request_acceptance(self, payloads: list[dict[str, Any]]) -> RequestAcceptance | None:
+        """From `metrics.speculative_decoding`, which stands in the last chunk that has it."""
+        for payload in reversed(payloads):
+            told = (payload.get("metrics") or {}).get("speculative_decoding")
+            if told:
+                return RequestAcceptance(
+                    drafts=told["num_spec_steps"],
+                    drafted=told["num_draft_tokens"],
+                    accepted=told["num_accepted_draft_tokens"],
+                    histogram=tuple(told["acceptance_histogram"]),
+                )
+        return None
+
+
+def _check_drafter(drafter: Path, target: Path) -> None:
+    from drafters.spec import DrafterError
+    from drafters.validate import check_fit
+
+    try:
+        check_fit(drafter, target)
+    except DrafterError as error:
+        raise EngineUsageError(str(error)) from error
