@@ -19,10 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from engines.reference.answers import Answer, error_body
 from engines.reference.engine import Engine
-from engines.reference.protocol import RequestError, Job, read_job
+from engines.reference.protocol import Job, RequestError, read_job
 from engines.reference.request import Delta, Request
-
-Endpoint = Any
 
 
 class JsonResponse(Response):
