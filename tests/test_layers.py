@@ -15,7 +15,10 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("harness", "engines", "drafters", "training")
-STORIES = ("run", "sweep", "capacity", "calibrate", "nightly", "doctor", "resume", "attach")
+STORIES = (
+    *("run", "prepare", "serving", "attach", "resume", "sweep", "capacity", "calibrate"),
+    *("nightly", "doctor"),
+)
 SHARED = ("harness.records", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
 

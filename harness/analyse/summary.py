@@ -1,0 +1,134 @@
+"""From a run's records to `summary.json`. The same records give the same summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Literal
+
+import msgspec
+
+from harness.analyse.acceptance import acceptance_of, sources_of
+from harness.analyse.cautions import cell_cautions, run_cautions
+from harness.analyse.compare import compare
+from harness.analyse.data import CellData, RunData, pairs
+from harness.analyse.integrity import compare_outputs
+from harness.measure.metrics import cell_metrics
+from harness.records import (
+    SCHEMA_VERSION,
+    Acceptance,
+    CellSummary,
+    Integrity,
+    Metrics,
+    Summary,
+)
+
+MIN_OK_SHARE = 0.5
+CLIENT_BOUND = 0.95
+
+
+def summarise(run: RunData) -> Summary:
+    """The run's answer: every cell's figures, the comparisons, the cautions."""
+    metrics = {c.cell.cell_id: cell_metrics(c.records) for c in run.cells}
+    integrity = _integrity(run)
+    comparisons = compare(run, metrics)
+    void = void_reason(run)
+    if void is not None:
+        comparisons = [msgspec.structs.replace(c, verdict="undecided") for c in comparisons]
+    return Summary(
+        schema_version=SCHEMA_VERSION,
+        run_id=run.manifest.run_id,
+        title=_title(run),
+        cells=tuple(_cell_summary(run, c, metrics, integrity) for c in run.cells),
+        comparisons=tuple(comparisons),
+        cautions=run_cautions(run, integrity, comparisons),
+        failures=failures(run),
+        void=void,
+    )
+
+
+def _cell_summary(
+    run: RunData,
+    data: CellData,
+    metrics: dict[str, Metrics],
+    integrity: dict[str, Integrity | None],
+) -> CellSummary:
+    cell = data.cell
+    acceptance: Acceptance | None = None
+    if cell.variant == "speculative":
+        acceptance = acceptance_of(sources_of(data))
+    own = metrics[cell.cell_id]
+    return CellSummary(
+        cell_id=cell.cell_id,
+        engine=cell.engine,
+        variant=cell.variant,
+        load=cell.load,
+        workload=run.plan(cell.engine)["workload"]["dataset"],
+        repeat=cell.repeat,
+        block=cell.block,
+        status=_status(data),
+        metrics=own,
+        acceptance=acceptance,
+        integrity=integrity.get(cell.cell_id),
+        startup=data.timeline.startup,
+        cautions=cell_cautions(data, own, acceptance),
+    )
+
+
+def _status(data: CellData) -> Literal["ok", "partial", "failed"]:
+    if not data.ok:
+        return "failed"
+    whole = data.timeline.interrupted is None and len(data.ok) == len(data.records)
+    return "ok" if whole else "partial"
+
+
+def _integrity(run: RunData) -> dict[str, Integrity | None]:
+    """By the speculative cell's id; only greedy outputs can be compared token by token."""
+    return {
+        cand.cell.cell_id: compare_outputs(base, cand)
+        for base, cand in pairs(run.cells)
+        if run.plan(cand.cell.engine)["sampling"]["temperature"] == 0
+    }
+
+
+def void_reason(run: RunData) -> str | None:
+    """Why nothing may be concluded from the run, or None. Failures of an engine are told apart."""
+    cells = [c for c in run.cells if c.timeline.interrupted is None]
+    for data in cells:
+        cell = data.cell.cell_id
+        if len(data.ok) < MIN_OK_SHARE * len(data.records) or not data.records:
+            return f"too few requests succeeded: {len(data.ok)} of {len(data.records)} in {cell}"
+        share = data.timeline.client_cpu_share
+        if share is not None and share > CLIENT_BOUND:
+            return f"the load generator was the bottleneck: {share:.0%} of a core in {cell}"
+        if data.ok and all(r.output_tokens == 0 for r in data.ok):
+            return f"the server sent no token in {cell}"
+    return None
+
+
+def failures(run: RunData) -> tuple[str, ...]:
+    """What went wrong with the engines, each once, in order."""
+    told = [launch.failure for launch in run.launches]
+    told += [c.timeline.interrupted for c in run.cells]
+    return tuple(dict.fromkeys(t for t in told if t is not None))
+
+
+def _title(run: RunData) -> str:
+    models: Sequence[str] = [
+        _model_words(run.manifest.plan.get("models", {}).get(engine, {}))
+        for engine in run.engines()
+    ]
+    words = " / ".join(dict.fromkeys(models))
+    return f"{words} on {', '.join(run.engines())}"
+
+
+def _model_words(models: dict[str, str | None]) -> str:
+    target, drafter = models.get("target"), models.get("drafter")
+    said = _short(target) if target else "a served model"
+    return f"{said} with {PurePath(drafter).name}" if drafter else said
+
+
+def _short(path: str) -> str:
+    """The model's name; a demo pair's target lies in a folder that names the pair."""
+    pure = PurePath(path)
+    return f"{pure.parent.name}/{pure.name}" if pure.name == "target" else pure.name

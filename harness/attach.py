@@ -1,0 +1,137 @@
+"""Servers that run already: who answers, which model, and does it speculate?"""
+
+from __future__ import annotations
+
+import httpx
+
+from engines.base import Adapter
+from engines.catalog import adapter as adapter_named
+from harness.errors import UsageError
+from harness.load.datasets import Prompt, load_prompts
+from harness.load.http import Origin
+from harness.measure.counters import CounterReader
+from harness.plan.expand import expand, load_points
+from harness.plan.load import build
+from harness.plan.schema import Plan
+from harness.prepare import (
+    VARIANTS,
+    Prepared,
+    Request,
+    api_key,
+    choose_profile,
+    demo_pair,
+    prompts_of,
+)
+from harness.records import Variant
+from harness.serving import AttachedServer, asking, warm_up
+
+
+def prepare_attached(request: Request, name: str) -> Prepared:
+    """Make ready servers that run already, and find out what they are.
+
+    Raises `UsageError` where one does not answer, `EngineFailed` where it answers no request.
+    """
+    adapter = adapter_named(name)
+    source, why = choose_profile(request, name)
+    plan = build(source, name, list(request.sets))
+    load_points(plan.load)
+    roots = {label: Origin.parse(url).root for label, url in request.urls.items()}
+    models = {label: served_model(root, plan) for label, root in roots.items()}
+    if len(set(models.values())) > 1:
+        told = ", ".join(f"{label} {model}" for label, model in models.items())
+        raise UsageError(
+            f"--url: the servers serve different models ({told}); set target.served_name"
+        )
+    pair = demo_pair(plan) if plan.workload.dataset == "demo" else None
+    prompts = load_prompts(plan.workload.dataset, demo_prompts=prompts_of(pair))
+    label: str | None = None
+    if "" in roots:
+        given = request.variants[0] if request.variants and len(request.variants) == 1 else None
+        variant, label = label_server(adapter, roots[""], models[""], plan, prompts, given=given)
+        roots = {variant: roots[""]}
+    variants = tuple(v for v in VARIANTS if v in roots)
+    return Prepared(
+        name=name,
+        adapter=adapter,
+        plan=plan,
+        why=why,
+        target=None,
+        drafter=None,
+        urls=roots,
+        prompts=prompts,
+        cells=expand(plan, name, variants, attached=True),
+        model=next(iter(models.values())),
+        label=label,
+    )
+
+
+def served_model(root: str, plan: Plan) -> str:
+    """The model a running server serves. Raises `UsageError` where nothing fitting answers."""
+    key = api_key(plan)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(f"{root}/v1/models", timeout=10.0, trust_env=False, headers=headers)
+    except httpx.HTTPError as error:
+        raise UsageError(
+            f"--url {root}: nothing answers there ({_first_line(error)}); is the server running?"
+        ) from None
+    if answer.status_code in (401, 403):
+        raise UsageError(
+            f"--url {root}: answers {answer.status_code}; name the variable that holds the key "
+            "with --set engine.api_key_env=NAME"
+        )
+    try:
+        names = [str(model["id"]) for model in answer.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        names = []
+    if answer.status_code != 200 or not names:
+        raise UsageError(
+            f"--url {root}: /v1/models answers {answer.status_code} and no model; "
+            "is it an OpenAI-compatible server?"
+        )
+    wanted = plan.target.served_name
+    if wanted is not None and wanted not in names:
+        raise UsageError(f"--url {root}: serves {', '.join(names)}, not {wanted}")
+    return wanted or names[0]
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0].lower()
+
+
+def label_server(
+    adapter: Adapter,
+    url: str,
+    model: str,
+    plan: Plan,
+    prompts: list[Prompt],
+    *,
+    given: Variant | None,
+) -> tuple[Variant, str]:
+    """Which variant an attached server is, and how that was found out.
+
+    Asks one request and looks whether the server counted drafts for it.
+    """
+    if given is not None:
+        return given, f"{given}, as --variants says"
+    reader = CounterReader(adapter, url, api_key(plan))
+    try:
+        before = reader.read()
+        warm_up(
+            asking(adapter, url, model, plan, speculative=True),
+            tuple(prompts[:1]),
+            [],
+            AttachedServer(url),
+        )
+        after, _ = reader.settled()
+    finally:
+        reader.close()
+    if after is None:
+        return "baseline", (
+            "the server publishes no counters, so it cannot be told whether it speculates; "
+            "it is called baseline"
+        )
+    if (after.drafts or 0) > ((before.drafts if before else None) or 0):
+        return "speculative", "speculative: its counters count drafts"
+    return "baseline", "baseline: its counters count no draft"

@@ -1,0 +1,248 @@
+"""From what the user asked for to what can be run: profile, models, prompts, checks.
+
+Every mistake of the user that can be seen beforehand is raised here, before anything is started
+or written.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from drafters.spec import DrafterError
+from drafters.validate import check_fit
+from engines.base import Adapter, EngineUsageError, ServeSpec
+from engines.catalog import adapter as adapter_named
+from engines.process import check_port, free_port
+from harness.errors import EngineFailure, UsageError
+from harness.load.datasets import Prompt, load_prompts
+from harness.plan.expand import expand, load_points
+from harness.plan.load import Source, build, put, read_profile
+from harness.plan.schema import Plan
+from harness.records import Cell, Variant
+
+VARIANTS: tuple[Variant, ...] = ("baseline", "speculative")
+LONGEST_CONTEXT = 4096
+"""`engine.max_model_len` where the plan says none: the model's own, at most this."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asked for. `urls` are attached servers; the key "" is unlabelled."""
+
+    engines: tuple[str, ...] = ("reference",)
+    profile: str | None = None
+    urls: dict[str, str] = {}
+    sets: tuple[str, ...] = ()
+    variants: tuple[Variant, ...] | None = None
+    out: Path = Path("results")
+    command: tuple[str, ...] = ()
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine ready to be measured. `urls` by variant; empty where the harness launches it."""
+
+    name: str
+    adapter: Adapter
+    plan: Plan
+    why: str
+    target: Path | None
+    drafter: Path | None
+    urls: dict[str, str]
+    prompts: list[Prompt]
+    cells: list[Cell]
+    model: str | None = None
+    label: str | None = None
+
+    @property
+    def attached(self) -> bool:
+        """Whether the servers run already."""
+        return bool(self.urls)
+
+    def spec(self, variant: Variant, port: int | None = None) -> ServeSpec:
+        """What to serve for `variant`."""
+        assert self.target is not None
+        engine, load = self.plan.engine, self.plan.load
+        most = max([16, *(load.concurrency or ())])
+        return ServeSpec(
+            target=self.target,
+            served_name=served_name(self.plan, self.target),
+            port=port or engine.port or free_port(),
+            drafter=self.drafter if variant == "speculative" else None,
+            k=self.plan.speculative.k,
+            dtype=engine.dtype,
+            max_model_len=engine.max_model_len or context_of(self.target),
+            max_num_seqs=engine.max_num_seqs or most,
+            kv_cache_gib=engine.kv_cache_gib,
+            tensor_parallel=engine.tensor_parallel,
+            device=engine.device,
+            seed=self.plan.seed,
+            threads=engine.threads,
+            trust_remote_code=engine.trust_remote_code,
+            reasoning_parser=engine.reasoning_parser,
+            extra_args=engine.extra_args,
+            extra_env=engine.extra_env,
+        )
+
+
+def served_name(plan: Plan, target: Path) -> str:
+    """The model's name on the wire."""
+    return plan.target.served_name or target.name
+
+
+def prepare(request: Request, name: str) -> Prepared:
+    """Make ready an engine that is launched.
+
+    Raises `UsageError`, `EngineUsageError` or `DrafterError`.
+    """
+    adapter = adapter_named(name)
+    if name == "openai":
+        raise UsageError("--engine openai attaches to a running server: give its --url")
+    source, why = choose_profile(request, name)
+    plan = build(source, name, list(request.sets))
+    load_points(plan.load)
+    variants = request.variants or VARIANTS
+    if "speculative" in variants and plan.target.path and not plan.drafter.path:
+        raise UsageError(
+            "drafter.path: not set; give --set drafter.path=DIR, or --variants baseline"
+        )
+    for path in (plan.target.path, plan.drafter.path):
+        if path is not None:
+            check_checkpoint(Path(path).expanduser().resolve())
+    if plan.engine.port is not None:
+        check_port("127.0.0.1", plan.engine.port)
+    if plan.workload.dataset not in ("demo", "builtin"):
+        load_prompts(plan.workload.dataset)
+    pair = demo_pair(plan) if needs_pair(plan) else None
+    prepared = Prepared(
+        name=name,
+        adapter=adapter,
+        plan=plan,
+        why=why,
+        target=_path(plan.target.path, pair, "target"),
+        drafter=_path(plan.drafter.path, pair, f"drafter-{plan.demo.drafter}")
+        if "speculative" in variants
+        else None,
+        urls={},
+        prompts=load_prompts(plan.workload.dataset, demo_prompts=prompts_of(pair)),
+        cells=expand(plan, name, variants, attached=False),
+    )
+    _check_served(prepared, variants)
+    return prepared
+
+
+def needs_pair(plan: Plan) -> bool:
+    """Whether the demo pair is the target or gives the prompts."""
+    return plan.target.path is None or plan.workload.dataset == "demo"
+
+
+def _path(given: str | None, pair: Path | None, part: str) -> Path:
+    if given is not None:
+        return Path(given).expanduser().resolve()
+    assert pair is not None
+    return pair / part
+
+
+def prompts_of(pair: Path | None) -> Path | None:
+    return None if pair is None else pair / "prompts.jsonl"
+
+
+def _check_served(prepared: Prepared, variants: tuple[Variant, ...]) -> None:
+    assert prepared.target is not None
+    if prepared.drafter is not None:
+        check_fit(prepared.drafter, prepared.target)
+    for variant in variants:
+        prepared.adapter.check(prepared.spec(variant))
+
+
+def choose_profile(request: Request, engine: str) -> tuple[Source, str]:
+    """The profile asked for, or the one that fits; and why, to be printed."""
+    if request.profile is not None:
+        source = read_profile(request.profile)
+        return source, f"profile {source.name}"
+    if request.urls:
+        return read_profile("attach"), "profile attach: the servers run already"
+    said: dict[str, Any] = {}
+    for item in request.sets:
+        key, _, value = item.partition("=")
+        put(said, key.strip(), value)
+    if (said.get("target") or {}).get("path"):
+        return read_profile("model"), "profile model: target.path is given"
+    return read_profile("demo"), "profile demo: no target.path is given"
+
+
+def context_of(target: Path) -> int:
+    """The model's own context, at most `LONGEST_CONTEXT`."""
+    config = read_config(target)
+    config = config.get("text_config") or config
+    return min(int(config.get("max_position_embeddings") or LONGEST_CONTEXT), LONGEST_CONTEXT)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A checkpoint's config.json. Raises `UsageError`."""
+    path = folder / "config.json"
+    try:
+        config = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file; give the folder of a checkpoint") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{path}: not a configuration, a JSON object is wanted")
+    return config
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Raise `UsageError` naming the first file that a checkpoint lacks."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; give the folder of a checkpoint")
+    read_config(folder)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = set(msgspec.json.decode(index.read_bytes())["weight_map"].values())
+        except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{index}: not an index of weights: {error}") from None
+        missing = sorted(name for name in names if not (folder / name).is_file())
+        if missing:
+            raise UsageError(
+                f"{folder / missing[0]}: missing, {len(missing)} of {len(names)} files of the "
+                "checkpoint are; fetch it again"
+            )
+    elif not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.gguf")):
+        raise UsageError(f"{folder / 'model.safetensors'}: missing, and no other weights there")
+
+
+def demo_pair(plan: Plan) -> Path:
+    """The demo pair's folder, made first where it is not there yet (minutes, with progress)."""
+    command = [sys.executable, "-m", "training", "demo"]
+    command += ["--target", plan.demo.target, "--drafter", plan.demo.drafter]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode == 130:
+        raise KeyboardInterrupt
+    if done.returncode != 0 or not lines:
+        raise EngineFailure(
+            f"the demo pair could not be made: `python -m training demo --target "
+            f"{plan.demo.target} --drafter {plan.demo.drafter}` ended with {done.returncode}"
+        )
+    return Path(lines[-1])
+
+
+def api_key(plan: Plan) -> str | None:
+    """The key for attached servers, from the environment variable the plan names."""
+    name = plan.engine.api_key_env
+    if name is None:
+        return None
+    key = os.environ.get(name)
+    if not key:
+        raise UsageError(f"engine.api_key_env: the environment has no variable {name}")
+    return key
+
+
+USER_MISTAKES = (UsageError, EngineUsageError, DrafterError)
+"""What ends with exit code 2."""

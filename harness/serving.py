@@ -1,0 +1,173 @@
+"""A server to measure: one that the harness starts, or one that runs already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from engines.base import Adapter, EngineFailed
+from engines.process import EngineProcess
+from harness.load.client import Asking
+from harness.load.datasets import Prompt
+from harness.load.drive import drive
+from harness.measure.metrics import from_histogram
+from harness.plan.schema import Plan
+from harness.prepare import Prepared, api_key, served_name
+from harness.progress import Progress
+from harness.records import Cell, DraftCounts, LoadPoint, Phase, Variant
+
+
+class Server(Protocol):
+    """A server that answers."""
+
+    url: str
+    argv: tuple[str, ...]
+    phases: tuple[Phase, ...]
+    ready_s: float | None
+    log_path: Path | None
+
+    def gone(self) -> str | None:
+        """Why the server no longer answers, or None while it does."""
+
+    def failed(self, reason: str) -> EngineFailed:
+        """The error to end with, given what the client saw."""
+
+
+class LaunchedServer:
+    """An engine of the harness's own."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
+        self.url = process.base_url
+        self.argv = process.argv
+        self.ready_s = process.ready_s
+        self.log_path: Path | None = process.log_path
+        self.phases = phases_of(process)
+        self._failure: EngineFailed | None = None
+
+    def gone(self) -> str | None:
+        if self._failure is None and not self._process.alive():
+            self._failure = self._process.failure()
+        return None if self._failure is None else str(self._failure)
+
+    def failed(self, reason: str) -> EngineFailed:
+        self.gone()
+        return self._failure or EngineFailed(
+            f"{reason}; log: {self.log_path}", phase="serving", log_path=self.log_path
+        )
+
+
+class AttachedServer:
+    """A server that someone else runs: there is no process to watch and no log."""
+
+    argv: tuple[str, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    ready_s: float | None = None
+    log_path: Path | None = None
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def gone(self) -> str | None:
+        return None
+
+    def failed(self, reason: str) -> EngineFailed:
+        return EngineFailed(f"{self.url}: {reason}", phase="serving")
+
+
+def phases_of(process: EngineProcess) -> tuple[Phase, ...]:
+    """The process's start-up phases as records."""
+    return tuple(Phase(phase=p.phase, start_s=p.start_s, end_s=p.end_s) for p in process.phases)
+
+
+class Started:
+    """What is known of a start while it goes on; a start that fails leaves its phases here."""
+
+    def __init__(self) -> None:
+        self.phases: tuple[Phase, ...] = ()
+        self.argv: tuple[str, ...] = ()
+
+
+@contextmanager
+def serving(
+    prepared: Prepared, variant: Variant, folder: Path, progress: Progress, started: Started
+) -> Iterator[Server]:
+    """The server of one variant; one that was started here is gone when the block ends.
+
+    Raises `EngineFailed` where it does not come up.
+    """
+    if prepared.attached:
+        yield AttachedServer(prepared.urls[variant])
+        return
+    what = f"{prepared.name} {variant}"
+
+    def on_phase(phase: str, elapsed_s: float) -> None:
+        progress.stage(f"starting {what}: {phase}")
+
+    with EngineProcess(
+        prepared.adapter,
+        prepared.spec(variant),
+        workdir=folder / "work",
+        log_path=folder / "engine.log",
+        deadline_s=prepared.plan.engine.startup_deadline_s,
+        on_phase=on_phase,
+    ) as process:
+        try:
+            process.start()
+            process.wait_ready()
+        finally:
+            started.phases, started.argv = phases_of(process), process.argv
+        yield LaunchedServer(process)
+
+
+def asking(adapter: Adapter, url: str, model: str, plan: Plan, *, speculative: bool) -> Asking:
+    """How requests to this server look."""
+
+    def read_acceptance(payloads: list[dict[str, Any]]) -> DraftCounts | None:
+        told = adapter.request_acceptance(payloads)
+        if told is None:
+            return None
+        if told.histogram is not None:
+            return from_histogram(told.drafts, told.drafted, told.histogram)
+        return DraftCounts(drafts=told.drafts, drafted=told.drafted, accepted=told.accepted)
+
+    return Asking(
+        url=url,
+        model=model,
+        endpoint=plan.workload.endpoint,
+        max_tokens=plan.workload.output_tokens,
+        sampling=plan.sampling,
+        timeout_s=plan.load.timeout_s,
+        api_key=api_key(plan),
+        extra=adapter.request_fields(speculative=speculative),
+        read_acceptance=read_acceptance if speculative else None,
+    )
+
+
+def asking_of(prepared: Prepared, server: Server, variant: Variant) -> Asking:
+    """How requests to a prepared engine's server look."""
+    model = prepared.model
+    if model is None:
+        assert prepared.target is not None
+        model = served_name(prepared.plan, prepared.target)
+    return asking(
+        prepared.adapter, server.url, model, prepared.plan, speculative=variant == "speculative"
+    )
+
+
+def warm_up(ask: Asking, prompts: tuple[Prompt, ...], cells: list[Cell], server: Server) -> None:
+    """Ask what is not measured. Raises `EngineFailed` where nothing is answered."""
+    if not prompts:
+        return
+    most = max(((c.load.concurrency or 1) for c in cells), default=1)
+    load = LoadPoint(mode="closed", concurrency=min(most, len(prompts)), num_requests=len(prompts))
+    driven = drive(ask, prompts, load, cell_id="warm-up", seed=0, engine_gone=server.gone)
+    if driven.interrupted is not None:
+        raise server.failed(driven.interrupted)
+    if not any(r.status == "ok" for r in driven.records):
+        raise server.failed(
+            f"none of {len(driven.records)} warm-up requests was answered: "
+            f"{driven.records[0].error}"
+        )
