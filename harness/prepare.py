@@ -63,6 +63,13 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the servers run already."""
         return bool(self.urls)
 
+    def models(self) -> dict[str, str | None]:
+        """What is served, for the manifest: paths of a launch, the name of an attached model."""
+        return {
+            "target": str(self.target) if self.target else self.model,
+            "drafter": str(self.drafter) if self.drafter else None,
+        }
+
     def spec(self, variant: Variant, port: int | None = None) -> ServeSpec:
         """What to serve for `variant`."""
         assert self.target is not None

@@ -38,6 +38,12 @@ class Progress(Protocol):
     def cell_done(self) -> None:
         """The current cell is saved."""
 
+    def skip(self) -> None:
+        """A cell was there already."""
+
+    def expect(self, cells: int) -> None:
+        """How many cells there will be."""
+
     def pause(self) -> None:
         """Something else writes to the terminal for a while."""
 
@@ -132,6 +138,9 @@ class PlainProgress:
         self._write(f"{self._state.cells_done}/{self._state.cells} {self._state.line()}")
         self._state.text = ""
 
+    def skip(self) -> None:
+        self._state.cells_done += 1
+
     def pause(self) -> None:
         self._state.text = ""
 
@@ -213,6 +222,9 @@ class LiveProgress:
         self._state.done, self._state.total = 0, None
         self.say(f"{self._state.cells_done}/{self._state.cells} {text}")
         self._show()
+
+    def skip(self) -> None:
+        self._state.cells_done += 1
 
     def pause(self) -> None:
         if self._rich is not None:

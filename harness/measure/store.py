@@ -73,9 +73,28 @@ class RunFolder:
         """The folder of one cell."""
         return self.path / "cells" / cell_id
 
-    def launch(self, name: str) -> Path:
-        """The folder of one start of an engine: its log, and what was written for it."""
-        return self.path / "launches" / name
+    def new_launch(self, name: str) -> Path:
+        """A new folder for one start of an engine: its log, and what is written for it.
+
+        A second try gets a folder of its own: cells share their start's log by hard links.
+        """
+        for attempt in range(1, 1000):
+            folder = self.path / "launches" / (name if attempt == 1 else f"{name}.{attempt}")
+            try:
+                folder.mkdir(parents=True)
+                return folder
+            except FileExistsError:
+                continue
+        raise UsageError(f"{self.path}: too many tries of {name}; start a new run")
+
+    def launch_dirs(self) -> list[Path]:
+        """The folders of all starts, later tries after earlier ones."""
+
+        def order(path: Path) -> tuple[str, int]:
+            name, _, attempt = path.name.partition(".")
+            return name, int(attempt or 1)
+
+        return sorted((self.path / "launches").glob("*"), key=order)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """The first thing written."""

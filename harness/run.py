@@ -1,0 +1,312 @@
+"""The story of a run: for each start of an engine launch, warm, drive, measure, save; then tell."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from engines.base import EngineFailed
+from harness.analyse.compare import load_words
+from harness.analyse.data import CellData, RunData
+from harness.analyse.summary import summarise
+from harness.attach import prepare_attached
+from harness.errors import UsageError
+from harness.load.datasets import Prompt, allot
+from harness.load.drive import drive
+from harness.measure.counters import CounterReader, difference
+from harness.measure.environment import clock_anchor, environment, git_state, versions
+from harness.measure.metrics import window_ns
+from harness.measure.store import RunFolder, read_json, to_json, write_atomic
+from harness.plan.expand import launches_of
+from harness.plan.schema import as_dict
+from harness.prepare import Prepared, Request, api_key, prepare
+from harness.progress import LiveProgress, PlainProgress, Progress
+from harness.records import SCHEMA_VERSION, Cell, LaunchRecord, Manifest, Summary, Timeline
+from harness.serving import Server, Started, asking_of, serving, warm_up
+
+LAUNCH = "launch.json"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended: what it found, and the errors it ended with, in order."""
+
+    folder: Path
+    summary: Summary
+    errors: tuple[EngineFailed, ...]
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """130 interrupted, 3 an engine failed, 4 void, 0 done."""
+        if self.interrupted:
+            return 130
+        if self.errors:
+            return 3
+        return 4 if self.summary.void is not None else 0
+
+
+def run(request: Request, progress: PlainProgress | LiveProgress) -> Outcome:
+    """Do the whole run. Mistakes of the user are raised before anything is written."""
+    progress.stage("preparing")
+    make_ready = prepare_attached if request.urls else prepare
+    prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
+    folder = begin(request, prepared)
+    tell_plan(prepared, folder, progress)
+    return measure(prepared, folder, progress)
+
+
+def measure(
+    prepared: list[Prepared], folder: RunFolder, progress: PlainProgress | LiveProgress
+) -> Outcome:
+    """Measure every cell that the folder lacks, then analyse and report what there is.
+
+    An engine that fails ends its own part; the others still have their turn. After a Ctrl-C the
+    cells that are done are kept and summed up.
+    """
+    errors: list[EngineFailed] = []
+    interrupted = False
+    progress.expect(sum(len(p.cells) for p in prepared))
+    try:
+        for engine in prepared:
+            try:
+                measure_engine(engine, folder, progress)
+            except EngineFailed as error:
+                errors.append(error)
+    except KeyboardInterrupt:
+        interrupted = True
+    progress.stage("analysing")
+    summary = analyse(folder.path)
+    report(folder.path, progress)
+    return Outcome(
+        folder=folder.path, summary=summary, errors=tuple(errors), interrupted=interrupted
+    )
+
+
+def measure_engine(prepared: Prepared, folder: RunFolder, progress: Progress) -> None:
+    """One engine's starts in their order."""
+    for cells in launches_of(prepared.cells):
+        if not all(folder.has_cell(c.cell_id) for c in cells):
+            measure_launch(prepared, cells, folder, progress)
+        else:
+            for _ in cells:
+                progress.skip()
+
+
+def measure_launch(
+    prepared: Prepared, cells: list[Cell], folder: RunFolder, progress: Progress
+) -> None:
+    """One start: serve, warm up, and measure each of its cells. Raises `EngineFailed`."""
+    first = cells[0]
+    variant = first.variant
+    warm, shares = deal(prepared, cells)
+    launch_dir = folder.new_launch(f"{first.engine}-{variant}-r{first.repeat}")
+    started = Started()
+    failure: str | None = None
+    server: Server | None = None
+    try:
+        with serving(prepared, variant, launch_dir, progress, started) as server:
+            progress.stage(f"warming up {prepared.name} {variant}")
+            ask = asking_of(prepared, server, variant)
+            warm_up(ask, warm, cells, server)
+            for cell, prompts in zip(cells, shares, strict=True):
+                if folder.has_cell(cell.cell_id):
+                    progress.skip()
+                else:
+                    measure_cell(prepared, server, cell, prompts, folder, progress)
+    except EngineFailed as error:
+        failure = str(error)
+        raise
+    finally:
+        record = LaunchRecord(
+            name=launch_dir.name,
+            engine=first.engine,
+            variant=variant,
+            repeat=first.repeat,
+            argv=started.argv,
+            phases=started.phases,
+            ready_s=server.ready_s if server else None,
+            failure=failure,
+            label=prepared.label,
+        )
+        write_atomic(launch_dir / LAUNCH, to_json(record))
+
+
+def measure_cell(
+    prepared: Prepared,
+    server: Server,
+    cell: Cell,
+    prompts: Sequence[Prompt],
+    folder: RunFolder,
+    progress: Progress,
+) -> None:
+    """One cell: counters, load, counters, save. Raises `EngineFailed` after saving what came."""
+    title = f"{cell.engine} {cell.variant} at {load_words(cell.load)}, repeat {cell.repeat + 1}"
+    progress.cell(title, cell.load.num_requests)
+    reader = CounterReader(prepared.adapter, server.url, api_key(prepared.plan))
+    try:
+        before, _ = reader.settled()
+        driven = drive(
+            asking_of(prepared, server, cell.variant),
+            prompts,
+            cell.load,
+            cell_id=cell.cell_id,
+            seed=cell.seed,
+            engine_gone=server.gone,
+            on_done=progress.request,
+        )
+        after, settled = (None, False) if driven.interrupted else reader.settled()
+    finally:
+        reader.close()
+    error = server.failed(driven.interrupted) if driven.interrupted else None
+    begun_ns, ended_ns = window_ns(driven.records)
+    folder.save_cell(
+        cell.cell_id,
+        driven.records,
+        difference(before, after, settled),
+        Timeline(
+            startup=server.phases,
+            ready_s=server.ready_s,
+            window_start_ns=begun_ns,
+            window_end_ns=ended_ns,
+            client_cpu_share=driven.client_cpu_share,
+            interrupted=None if error is None else str(error),
+        ),
+        server.log_path,
+    )
+    if error is not None:
+        raise error
+    progress.cell_done()
+
+
+def deal(
+    prepared: Prepared, cells: list[Cell]
+) -> tuple[tuple[Prompt, ...], tuple[tuple[Prompt, ...], ...]]:
+    """The prompts of one start, the same for both variants of a repeat."""
+    size = len(prepared.prompts)
+    allotment = allot(
+        prepared.prompts,
+        warmup=prepared.plan.load.warmup_requests,
+        needs=[c.load.num_requests or size for c in cells],
+        seed=cells[0].seed,
+    )
+    return allotment.warmup, allotment.cells
+
+
+def begin(request: Request, prepared: list[Prepared]) -> RunFolder:
+    """Make the run's folder and write its manifest, the first thing in it."""
+    now = datetime.now(UTC)
+    names = "-".join(p.name for p in prepared)
+    run_id = f"{now:%Y%m%d-%H%M%S}-{names}-{secrets.token_hex(2)}"
+    commit, dirty = git_state(ROOT)
+    folder = RunFolder((request.out / run_id).resolve())
+    try:
+        folder.path.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"--out {request.out}: cannot be written: {error.strerror}") from None
+    folder.write_manifest(
+        Manifest(
+            schema_version=SCHEMA_VERSION,
+            run_id=run_id,
+            created=now.isoformat(timespec="seconds"),
+            command=request.command,
+            plan={
+                "request": msgspec.to_builtins(
+                    msgspec.structs.replace(request, out=Path()), enc_hook=str
+                ),
+                "models": {p.name: p.models() for p in prepared},
+                "engines": {p.name: as_dict(p.plan) for p in prepared},
+            },
+            environment=environment(),
+            versions=versions(),
+            git_commit=commit,
+            git_dirty=dirty,
+            clock_anchor=clock_anchor(),
+            cells=tuple(c for p in prepared for c in p.cells),
+        )
+    )
+    return folder
+
+
+def tell_plan(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> None:
+    """Say what will be done and why, before it takes time."""
+    for p in prepared:
+        starts = len(launches_of(p.cells))
+        how = f"{starts} turns" if p.attached else f"{starts} starts"
+        progress.say(f"{p.name}: {p.why}; {how}, {len(p.cells)} cells")
+        if p.label is not None:
+            progress.say(f"{p.name}: the server is {p.label}")
+    progress.say(f"writing to {folder.path}")
+
+
+def analyse(path: Path) -> Summary:
+    """Compute `summary.json` anew from the stored records. Raises `UsageError`."""
+    from harness.report.verdict import verdict_sentence
+
+    folder = RunFolder(path)
+    manifest = folder.manifest()
+    known = {c.cell_id: c for c in manifest.cells}
+    cells = [
+        CellData(
+            cell=known[cell_id],
+            records=folder.requests(cell_id),
+            counters=folder.counters(cell_id),
+            timeline=folder.timeline(cell_id),
+        )
+        for cell_id in folder.saved_cells(list(known))
+    ]
+    summary = summarise(RunData(manifest=manifest, cells=cells, launches=read_launches(folder)))
+    summary = msgspec.structs.replace(summary, verdict=(verdict_sentence(summary),))
+    folder.write_summary(summary)
+    return summary
+
+
+def read_launches(folder: RunFolder) -> list[LaunchRecord]:
+    """Every start's record, of repeated tries the last."""
+    found: dict[tuple[str, str, int], LaunchRecord] = {}
+    for path in folder.launch_dirs():
+        if (path / LAUNCH).exists():
+            record = read_json(path / LAUNCH, LaunchRecord)
+            found[record.engine, record.variant, record.repeat] = record
+    return list(found.values())
+
+
+def report(path: Path, progress: Progress) -> None:
+    """Write the pages. A report that fails must not cost a run that was measured."""
+    progress.stage("writing the report")
+    try:
+        from harness.report.html import write_report
+
+        write_report(path)
+    except Exception as error:  # whatever it is, the summary is safe
+        kind = type(error).__name__
+        progress.say(
+            f"the report could not be written ({kind}: {error}); the figures are in summary.json, "
+            f"try `python -m harness report {path}`"
+        )
+
+
+def resume(path: Path, progress: PlainProgress | LiveProgress) -> Outcome:
+    """Measure the cells that a run lacks, by its own plan. Raises `UsageError`."""
+    folder = RunFolder(path.resolve())
+    manifest = folder.manifest()
+    request = msgspec.convert(manifest.plan["request"], Request, dec_hook=lambda t, v: t(v))
+    make_ready = prepare_attached if request.urls else prepare
+    progress.stage("preparing")
+    prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
+    cells = tuple(c for p in prepared for c in p.cells)
+    plans = {p.name: as_dict(p.plan) for p in prepared}
+    if cells != manifest.cells or msgspec.json.encode(plans) != msgspec.json.encode(
+        manifest.plan["engines"]
+    ):
+        raise UsageError(
+            f"{folder.path / 'manifest.json'}: its plan is not what its profile says now; "
+            "start a new run"
+        )
+    missing = [c for c in cells if not folder.has_cell(c.cell_id)]
+    progress.say(f"{len(missing)} of {len(cells)} cells are missing")
+    return measure(prepared, folder, progress)
