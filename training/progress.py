@@ -1,0 +1,59 @@
+"""Progress on stderr: a live line on a terminal, else a plain line every few seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+PLAIN_INTERVAL_S = 8.0
+LIVE_INTERVAL_S = 0.2
+
+
+class Progress:
+    """The progress of one stage of `steps` steps: loss, accuracies, tokens/s and time left."""
+
+    def __init__(self, stage: str, steps: int, *, stream: TextIO | None = None) -> None:
+        self.stage, self.steps = stage, steps
+        self.stream = stream if stream is not None else sys.stderr
+        self.live = self.stream.isatty()
+        self.begun = time.perf_counter()
+        self.shown = 0.0
+        self.tokens = 0
+        self._first = 0
+
+    def start_at(self, step: int) -> None:
+        """Begin from a step that is not the first, as after a resume."""
+        self._first = step
+
+    def update(self, step: int, *, tokens: int, text: str) -> None:
+        """Step `step` (from 0) is done, having taken in `tokens`; `text` holds the figures."""
+        self.tokens += tokens
+        now = time.perf_counter()
+        last = step + 1 == self.steps
+        interval = LIVE_INTERVAL_S if self.live else PLAIN_INTERVAL_S
+        if not last and now - self.shown < interval:
+            return
+        self.shown = now
+        spent = now - self.begun
+        done = step + 1 - self._first
+        left = spent / done * (self.steps - step - 1)
+        line = (
+            f"{self.stage}: step {step + 1}/{self.steps}  {text}  "
+            f"{self.tokens / max(spent, 1e-9):,.0f} tokens/s  {_clock(left)} left"
+        )
+        if self.live:
+            self.stream.write(f"\r\x1b[2K{line}" + ("\n" if last else ""))
+        else:
+            self.stream.write(line + "\n")
+        self.stream.flush()
+
+
+def note(text: str) -> None:
+    """One plain line on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
