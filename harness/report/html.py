@@ -1,0 +1,55 @@
+"""Writes a run's report: one self-contained page, its Markdown, and the figures as files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from harness.report import style, words
+from harness.report.markdown import render_markdown
+from harness.report.page import Page, make_page
+from harness.report.run_data import read_run
+from harness.report.templating import TEMPLATES, templates
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `report.html`, `report.md` and `plots/*.svg` into a run's folder.
+
+    Returns the page's path. Works on a run that was cut short: what is missing is said on the
+    page. Raises `UsageError` where `run_dir` is no run's folder.
+    """
+    from harness.report.plots import make_plots
+
+    run = read_run(run_dir)
+    plots = make_plots(run)
+    page = make_page(run, plots)
+    folder = run_dir / "plots"
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.svg"):
+        old.unlink()
+    for plot in plots:
+        _write(folder / f"{plot.name}.svg", style.standalone(plot.svg, plot.alt))
+    _write(run_dir / "report.md", render_markdown(page))
+    _write(run_dir / "report.html", render_html(page))
+    return run_dir / "report.html"
+
+
+def render_html(page: Page) -> str:
+    """The page as one HTML document that asks nothing of the network."""
+    from markupsafe import Markup
+
+    environment = templates(autoescape=True)
+    environment.filters["svg"] = Markup
+    return environment.get_template("report.html.j2").render(
+        page=page,
+        dash=words.DASH,
+        css=Markup((TEMPLATES / "report.css").read_text("utf-8")),
+        js=Markup((TEMPLATES / "sort.js").read_text("utf-8")),
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    """Write whole or not at all, so that a reader never sees half a page."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, "utf-8", errors="replace")
+    os.replace(part, path)

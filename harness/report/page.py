@@ -1,0 +1,303 @@
+"""The content of a report's page as plain strings, the same for HTML and Markdown."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from harness.records import Caution, CellSummary, Manifest
+from harness.report import view, words
+from harness.report.run_data import RunData
+from harness.report.style import Plot
+from harness.report.tables import how_pooled, quality_rows
+from harness.report.verdict import standing, verdict_sentence
+from harness.report.view import Group, MetricRow
+
+MOST_ERRORS_SHOWN = 5
+
+DEFINITIONS: tuple[tuple[str, str], ...] = (
+    ("output tokens/s", "output tokens of all answered requests, by the measured window's length"),
+    ("TTFT", "from the request's last byte sent to the arrival of its first token"),
+    (
+        "TPOT",
+        "time from the first chunk to the last, by the tokens after the first chunk",
+    ),
+    ("E2E latency", "from the request's last byte sent to the arrival of its last token"),
+    ("gap between chunks", "one verify step with speculation, which may bring several tokens"),
+    ("acceptance rate", "accepted draft tokens by drafted tokens, counts pooled"),
+    ("acceptance length", "tokens a verify step yields: 1 + accepted by drafts"),
+    ("accepted, by position", "drafts accepted at least to that position, by drafts"),
+    ("ratio (interval)", "speculative by baseline over paired, interleaved blocks"),
+    (
+        "verdict",
+        "better or worse: the whole interval lies on one side of 1 and the effect is at least the "
+        "plan's minimum; same: the interval lies inside the minimum; else undecided",
+    ),
+    (words.DASH, "not known or not defined; never zero"),
+)
+
+OVERVIEW_COLUMNS = (
+    "engine",
+    "load",
+    "baseline, tokens/s",
+    "speculative, tokens/s",
+    "ratio (interval)",
+    "verdict",
+    "accepted",
+    "length",
+    "identical",
+)
+
+CELL_COLUMNS = (
+    "cell",
+    "engine",
+    "variant",
+    "load",
+    "repeat",
+    "status",
+    "answered",
+    "failed",
+    "output tokens/s",
+    "TTFT p50, ms",
+    "TTFT p99, ms",
+    "TPOT p50, ms",
+    "E2E p50, ms",
+    "accepted",
+    "length",
+    "identical",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """Everything needed to run it again."""
+
+    command: str
+    facts: list[tuple[str, str]]
+    plan: str
+    environment: list[tuple[str, str]]
+    versions: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A report's content: strings only, neither escaped nor marked up."""
+
+    title: str
+    run_id: str
+    schema: str
+    meta: str
+    standing: str
+    verdict: str
+    sections: list[tuple[str, str]]
+    failures: list[str]
+    cautions: list[dict[str, str]]
+    groups: list[dict[str, Any]]
+    overview_columns: tuple[str, ...]
+    overview: list[list[tuple[str, str]]]
+    pooled: str
+    plots: list[Plot]
+    cell_columns: tuple[str, ...]
+    cells: list[list[tuple[str, str]]]
+    repeat: Repeat | None
+    definitions: tuple[tuple[str, str], ...]
+
+
+def make_page(run: RunData, plots: list[Plot]) -> Page:
+    """Everything a report says of `run`."""
+    summary, manifest = run.summary, run.manifest
+    groups = view.groups(summary)
+    failures = [*map(words.one_line, summary.failures), *_request_failures(run)]
+    cautions = [*map(_placed, view.cautions(summary)), *map(_note, run.notes)]
+    void = summary.void is not None
+    sections = [
+        *([("failures", f"Failures ({len(failures)})")] if failures else []),
+        *([("cautions", f"Cautions ({len(cautions)})")] if cautions else []),
+        ("results", "Results"),
+        ("figures", "Figures"),
+        ("cells", "Cells"),
+        ("repeat", "To repeat it"),
+        ("words", "Definitions"),
+    ]
+    return Page(
+        title=words.one_line(summary.title or summary.run_id, 120),
+        run_id=words.one_line(summary.run_id, 120),
+        schema=words.one_line(summary.schema_version, 20),
+        meta=_meta(run),
+        standing=standing(summary),
+        verdict=verdict_sentence(summary),
+        sections=sections,
+        failures=failures,
+        cautions=cautions,
+        groups=[_group(group, void=void) for group in groups],
+        overview_columns=OVERVIEW_COLUMNS,
+        overview=[_overview_row(g, void=void) for g in groups] if len(groups) > 1 else [],
+        pooled=how_pooled(groups),
+        plots=plots,
+        cell_columns=CELL_COLUMNS,
+        cells=[_cell_row(cell) for cell in summary.cells],
+        repeat=_repeat(manifest) if manifest else None,
+        definitions=DEFINITIONS,
+    )
+
+
+def _meta(run: RunData) -> str:
+    parts = [f"run {run.summary.run_id}"]
+    workloads = dict.fromkeys(cell.workload for cell in run.summary.cells)
+    if workloads:
+        parts.append("workload " + ", ".join(workloads))
+    if run.manifest is not None:
+        parts.append(f"made {run.manifest.created}")
+        if run.manifest.git_commit:
+            parts.append(f"commit {run.manifest.git_commit[:12]}")
+    return words.one_line(" · ".join(parts), 400)
+
+
+def _placed(item: view.PlacedCaution) -> dict[str, str]:
+    cells = item.cells
+    more = f" and {len(cells) - 4} more" if len(cells) > 4 else ""
+    return _note(item.caution, words.one_line(", ".join(cells[:4]) + more))
+
+
+def _note(caution: Caution, cells: str = "") -> dict[str, str]:
+    return {
+        "code": words.one_line(caution.code, 60),
+        "text": words.one_line(caution.text, 600),
+        "advice": words.one_line(caution.advice, 600),
+        "cells": cells,
+    }
+
+
+def _request_failures(run: RunData) -> list[str]:
+    """The commonest messages of failed requests, with their counts."""
+    errors: Counter[str] = Counter()
+    total = 0
+    for cell in run.cells:
+        if cell.samples is not None:
+            errors.update(cell.samples.errors)
+            total += cell.samples.requests
+    failed = sum(errors.values())
+    shown = [
+        f"{words.plural(n, 'request')} of {total:,d} failed: {words.one_line(text)}"
+        for text, n in errors.most_common(MOST_ERRORS_SHOWN)
+    ]
+    rest = failed - sum(n for _, n in errors.most_common(MOST_ERRORS_SHOWN))
+    return [*shown, f"{words.plural(rest, 'request')} failed otherwise"] if rest else shown
+
+
+def _group(group: Group, *, void: bool) -> dict[str, Any]:
+    blocks = ", ".join(
+        f"{words.plural(n, 'block')} {variant}" for variant, n in group.blocks.items()
+    )
+    answered = sum(ok for ok, _ in group.requests.values())
+    return {
+        "name": words.one_line(group.name, 120),
+        "basis": f"{blocks}; {words.plural(answered, 'answered request')}",
+        "rows": [_metric(row, void=void) for row in group.rows],
+        "quality": [(label.strip(), b, s) for label, b, s in quality_rows(group)],
+    }
+
+
+def _metric(row: MetricRow, *, void: bool) -> dict[str, str]:
+    def shown(value: float | None) -> str:
+        return words.number(None if value is None else value * row.spec.scale)
+
+    return {
+        "label": row.spec.label,
+        "baseline": shown(row.baseline),
+        "speculative": shown(row.speculative),
+        "ratio": words.ratio(row.ratio, row.ci_low, row.ci_high),
+        "verdict": words.DASH if row.verdict is None else "withheld" if void else row.verdict,
+    }
+
+
+def _overview_row(group: Group, *, void: bool) -> list[tuple[str, str]]:
+    """Each column's sort key and text for one engine and load."""
+    row = group.rows[0]
+    shown, a, i = _metric(row, void=void), group.acceptance, group.integrity
+    load = group.load.concurrency if group.load.mode == "closed" else group.load.request_rate
+    return [
+        _text(group.engine),
+        (_key(load), words.load_name(group.load)),
+        (_key(row.baseline), shown["baseline"]),
+        (_key(row.speculative), shown["speculative"]),
+        (_key(row.ratio), shown["ratio"]),
+        _text(shown["verdict"]),
+        (_key(a and a.rate), words.percent(a.rate if a else None)),
+        (_key(a and a.length), words.fixed(a.length if a else None)),
+        (_key(i and i.identical), words.share(i.identical, i.compared) if i else words.DASH),
+    ]
+
+
+def _cell_row(cell: CellSummary) -> list[tuple[str, str]]:
+    """Each column's sort key and text. A missing number sorts last: its key is empty."""
+    m, a, i = cell.metrics, cell.acceptance, cell.integrity
+    load = cell.load.concurrency if cell.load.mode == "closed" else cell.load.request_rate
+    return [
+        _text(cell.cell_id),
+        _text(cell.engine),
+        _text(cell.variant),
+        (_key(load), words.load_name(cell.load)),
+        (str(cell.repeat), str(cell.repeat)),
+        _text(cell.status),
+        (_key(m and m.requests_ok), words.count(m.requests_ok if m else None)),
+        (_key(m and m.requests_failed), words.count(m.requests_failed if m else None)),
+        _figure(m.output_tokens_per_s if m else None),
+        _figure(m.ttft_s.p50 if m else None, 1e3),
+        _figure(m.ttft_s.p99 if m else None, 1e3),
+        _figure(m.tpot_s.p50 if m else None, 1e3),
+        _figure(m.e2el_s.p50 if m else None, 1e3),
+        (_key(a and a.rate), words.percent(a.rate if a else None)),
+        (_key(a and a.length), words.fixed(a.length if a else None)),
+        (_key(i and i.identical), words.share(i.identical, i.compared) if i else words.DASH),
+    ]
+
+
+def _text(value: str) -> tuple[str, str]:
+    flat = words.one_line(value, 80)
+    return flat, flat
+
+
+def _figure(value: float | None, scale: float = 1.0) -> tuple[str, str]:
+    scaled = None if value is None else value * scale
+    return _key(scaled), words.number(scaled)
+
+
+def _key(value: Any) -> str:
+    return "" if value is None or words.missing(value) else repr(value)
+
+
+def _repeat(manifest: Manifest) -> Repeat:
+    dirty = {True: ", with uncommitted changes", False: "", None: ""}[manifest.git_dirty]
+    return Repeat(
+        command=words.one_line(shlex.join(manifest.command), 4000),
+        facts=[
+            ("run", words.one_line(manifest.run_id)),
+            ("made", words.one_line(manifest.created)),
+            ("commit", f"{manifest.git_commit}{dirty}" if manifest.git_commit else words.DASH),
+            ("schema", manifest.schema_version),
+            ("cells, in order", words.count(len(manifest.cells))),
+        ],
+        plan=json.dumps(manifest.plan, indent=2, ensure_ascii=False, default=str),
+        environment=_flat(manifest.environment),
+        versions=_flat(manifest.versions),
+    )
+
+
+def _flat(tree: Any, path: str = "") -> list[tuple[str, str]]:
+    """A nested mapping as dotted names and plain values."""
+    if isinstance(tree, dict):
+        return [pair for key, value in tree.items() for pair in _flat(value, _join(path, key))]
+    if isinstance(tree, list | tuple) and any(isinstance(item, dict | list) for item in tree):
+        return [pair for i, v in enumerate(tree) for pair in _flat(v, _join(path, str(i)))]
+    if isinstance(tree, list | tuple):
+        tree = ", ".join(map(str, tree))
+    name = words.one_line(path, 200)
+    return [(name, words.DASH if tree is None or tree == "" else words.one_line(str(tree), 2000))]
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)

@@ -1,0 +1,185 @@
+"""Reading a run's folder for its report: what is missing or broken becomes a caution, not an end.
+
+The folder's contract is in `docs/run-folder.md`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from harness.errors import UsageError
+from harness.records import (
+    SCHEMA_VERSION,
+    Caution,
+    Cell,
+    CellSummary,
+    EngineCounters,
+    LoadPoint,
+    Manifest,
+    Summary,
+    Timeline,
+    Variant,
+)
+from harness.report import words
+from harness.report.samples import Samples, read_samples
+
+R = TypeVar("R")
+
+UNREADABLE_ADVICE = "Run `python -m harness analyse RUN` to make the summary anew from the cells."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellData:
+    """One cell's files. `samples` None: no readable `requests.parquet`."""
+
+    cell_id: str
+    engine: str
+    variant: Variant
+    load: LoadPoint
+    repeat: int
+    samples: Samples | None
+    timeline: Timeline | None
+    counters: EngineCounters | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """A run's folder as read. `notes` are the cautions about the folder itself."""
+
+    run_dir: Path
+    summary: Summary
+    manifest: Manifest | None
+    cells: tuple[CellData, ...]
+    notes: tuple[Caution, ...] = field(default=())
+
+
+def read_run(run_dir: Path) -> RunData:
+    """Read all that is there of a run.
+
+    Raises `UsageError` only where the folder is no run at all: neither manifest nor summary.
+    """
+    notes: list[Caution] = []
+    if not any((run_dir / name).is_file() for name in ("manifest.json", "summary.json")):
+        raise UsageError(
+            f"{run_dir}: not a run's folder, it holds neither manifest.json nor summary.json; "
+            "give the folder that `python -m harness run` printed on its last line"
+        )
+    manifest = _read(run_dir / "manifest.json", Manifest, notes)
+    summary = _read(run_dir / "summary.json", Summary, notes)
+    if summary is None:
+        summary = _empty_summary(run_dir, manifest)
+    if summary.schema_version.split(".")[0] != SCHEMA_VERSION.split(".")[0]:
+        notes.append(
+            Caution(
+                code="schema-version",
+                text=f"written with schema {words.one_line(summary.schema_version, 20)}, "
+                f"read with {SCHEMA_VERSION}",
+                advice="Make the report with the harness version that wrote the run.",
+            )
+        )
+    cells = tuple(_cell(run_dir, known, notes) for known in _known_cells(summary, manifest))
+    return RunData(
+        run_dir=run_dir, summary=summary, manifest=manifest, cells=cells, notes=tuple(notes)
+    )
+
+
+def _empty_summary(run_dir: Path, manifest: Manifest | None) -> Summary:
+    run_id = manifest.run_id if manifest else run_dir.name
+    return Summary(
+        schema_version=manifest.schema_version if manifest else SCHEMA_VERSION,
+        run_id=run_id,
+        title=run_id,
+        cells=(),
+        comparisons=(),
+        failures=("the run has no readable summary",),
+    )
+
+
+def _known_cells(
+    summary: Summary, manifest: Manifest | None
+) -> list[tuple[str, str, Variant, LoadPoint, int]]:
+    """Cells of the summary, then those of the plan that the summary does not know."""
+    known: dict[str, tuple[str, str, Variant, LoadPoint, int]] = {}
+    planned = manifest.cells if manifest else ()
+    cells: list[Cell | CellSummary] = [*summary.cells, *planned]
+    for cell in cells:
+        known.setdefault(
+            cell.cell_id, (cell.cell_id, cell.engine, cell.variant, cell.load, cell.repeat)
+        )
+    return list(known.values())
+
+
+def _cell(
+    run_dir: Path, known: tuple[str, str, Variant, LoadPoint, int], notes: list[Caution]
+) -> CellData:
+    cell_id, engine, variant, load, repeat = known
+    folder = run_dir / "cells" / cell_id
+    inside = folder.resolve().is_relative_to((run_dir / "cells").resolve())
+    samples = timeline = counters = None
+    if inside:
+        timeline = _read(folder / "timeline.json", Timeline, notes, quiet=True)
+        counters = _read(folder / "counters.json", EngineCounters, notes, quiet=True)
+        samples = _samples(folder / "requests.parquet", notes)
+    if samples is None:
+        notes.append(
+            Caution(
+                code="no-requests",
+                text=f"cell {words.one_line(cell_id, 60)} has no readable requests.parquet, "
+                "so the plots leave it out",
+                advice="`python -m harness resume RUN` measures the cells that are missing.",
+            )
+        )
+    return CellData(
+        cell_id=cell_id,
+        engine=engine,
+        variant=variant,
+        load=load,
+        repeat=repeat,
+        samples=samples,
+        timeline=timeline,
+        counters=counters,
+    )
+
+
+def _samples(path: Path, notes: list[Caution]) -> Samples | None:
+    if not path.is_file():
+        return None
+    try:
+        return read_samples(path)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        notes.append(_unreadable(path, error))
+        return None
+
+
+def _read(path: Path, kind: type[R], notes: list[Caution], *, quiet: bool = False) -> R | None:
+    """One JSON record; NaN and the infinities, which JSON does not know, are read as missing."""
+    if not path.is_file():
+        if not quiet:
+            notes.append(
+                Caution(
+                    code="missing-file",
+                    text=f"{path.name} is missing: the run did not end, or it was moved",
+                    advice=UNREADABLE_ADVICE,
+                )
+            )
+        return None
+    try:
+        plain: Any = json.loads(path.read_text("utf-8"), parse_constant=lambda _: None)
+        return msgspec.convert(plain, kind)
+    except (OSError, ValueError, msgspec.ValidationError, RecursionError) as error:
+        notes.append(_unreadable(path, error))
+        return None
+
+
+def _unreadable(path: Path, error: Exception) -> Caution:
+    where = path.name if path.parent.parent.name != "cells" else f"{path.parent.name}/{path.name}"
+    return Caution(
+        code="unreadable-file",
+        text=f"{where} could not be read: {words.one_line(str(error), 200)}",
+        advice=UNREADABLE_ADVICE,
+    )

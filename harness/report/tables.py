@@ -1,0 +1,220 @@
+"""The summary as a table for the terminal: 100 columns, colour only where there is a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.records import Summary
+from harness.report import view, words
+from harness.report.verdict import Standing, standing, verdict_sentence
+from harness.report.view import Group, MetricRow
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+WIDTH = 100
+DASH = words.DASH
+
+VERDICT_STYLE: dict[str, str] = {"better": "green", "worse": "red", "same": "cyan"}
+STANDING_STYLE: dict[Standing, str] = {
+    "better": "bold green",
+    "worse": "bold red",
+    "same": "bold cyan",
+    "undecided": "bold yellow",
+    "mixed": "bold yellow",
+    "void": "bold red",
+    "failed": "bold red",
+}
+
+
+def render_summary(summary: Summary) -> RenderableType:
+    """The verdict, one table for each engine and load, then failures and cautions with advice."""
+    from rich.console import Group as Stack
+    from rich.text import Text
+
+    groups = view.groups(summary)
+    parts: list[RenderableType] = [
+        Text(verdict_sentence(summary), style=STANDING_STYLE[standing(summary)]),
+        Text(""),
+    ]
+    if len(groups) > 1:
+        parts.append(_overview(groups, void=summary.void is not None))
+    for group in groups:
+        parts.append(_group_table(group, void=summary.void is not None))
+    if groups:
+        parts.append(Text(how_pooled(groups), style="dim"))
+    parts.extend(_notes(summary))
+    return Stack(*parts)
+
+
+def render_text(summary: Summary, width: int = WIDTH) -> str:
+    """The same as plain text of at most `width` columns, without colour or control codes."""
+    import io
+
+    from rich.console import Console
+
+    sink = io.StringIO()
+    console = Console(file=sink, width=width, color_system=None, force_terminal=False)
+    console.print(render_summary(summary))
+    return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
+
+
+def print_summary(summary: Summary, console: Console | None = None) -> None:
+    """Print to stdout: in colour on a terminal, else as plain text of 100 columns."""
+    import sys
+
+    from rich.console import Console
+
+    if console is None and not sys.stdout.isatty():
+        sys.stdout.write(render_text(summary))
+        return
+    console = console or Console()
+    console.print(render_summary(summary), width=min(WIDTH, console.width))
+
+
+def how_pooled(groups: tuple[Group, ...]) -> str:
+    """What the figures of several repeats are made of."""
+    every = {n for group in groups for n in group.blocks.values()}
+    most = max(every, default=0)
+    few = "" if len(every) < 2 else " at most"
+    return (
+        f"Throughput and latency: mean over {words.plural(most, 'block')} a variant{few}; "
+        "ratio: speculative over baseline, paired blocks, interval in brackets. "
+        "Acceptance, identical outputs and task accuracy: pooled counts."
+    )
+
+
+def _overview(groups: tuple[Group, ...], *, void: bool) -> Table:
+    table = _table("All engines and loads")
+    table.add_column("engine, load", overflow="fold", ratio=3)
+    for name in ("baseline tok/s", "spec. tok/s", "ratio (interval)", "accepted", "identical"):
+        table.add_column(name, justify="right", no_wrap=name != "ratio (interval)")
+    for group in groups:
+        speed = group.row("output_tokens_per_s")
+        accepted = None if group.acceptance is None else group.acceptance.rate
+        table.add_row(
+            _plain(group.name),
+            words.number(speed.baseline if speed else None),
+            words.number(speed.speculative if speed else None),
+            DASH if speed is None else _ratio(speed),
+            words.percent(accepted),
+            identical(group),
+        )
+    return table
+
+
+def _group_table(group: Group, *, void: bool) -> Table:
+    table = _table(_plain(group.name))
+    table.add_column("", overflow="fold", min_width=22, ratio=3)
+    table.add_column("baseline", justify="right", overflow="fold")
+    table.add_column("speculative", justify="right", overflow="fold")
+    table.add_column("ratio (interval)", justify="right", no_wrap=True, min_width=17)
+    table.add_column("verdict", no_wrap=True, min_width=9)
+    for row in group.rows:
+        shown = DASH if row.verdict is None else "withheld" if void else row.verdict
+        table.add_row(
+            row.spec.label,
+            words.number(_scaled(row, row.baseline)),
+            words.number(_scaled(row, row.speculative)),
+            _ratio(row),
+            _styled(shown),
+        )
+    for label, baseline, speculative in quality_rows(group):
+        table.add_row(label, baseline, speculative, "", "")
+    return table
+
+
+def quality_rows(group: Group) -> list[tuple[str, str, str]]:
+    """Label, baseline and speculative of all that has no ratio: acceptance, identity, accuracy."""
+    pooled = group.acceptance
+    accuracy = group.accuracy
+    rows = [
+        ("acceptance rate", "", words.percent(pooled.rate if pooled else None)),
+        ("acceptance length, tokens", "", words.fixed(pooled.length if pooled else None)),
+        ("accepted, by position", "", _positions(pooled.per_position if pooled else ())),
+        ("  given the one before", "", _positions(pooled.conditional if pooled else ())),
+        ("identical outputs", "", identical(group)),
+    ]
+    if any(side.n for side in accuracy.values()):
+        base, spec = (accuracy[v] for v in ("baseline", "speculative"))
+        rows.append(("task accuracy", _accuracy(base.rate, base.n), _accuracy(spec.rate, spec.n)))
+    base_ok, base_failed = group.requests["baseline"]
+    spec_ok, spec_failed = group.requests["speculative"]
+    if base_failed or spec_failed:
+        shares = (_failed(base_ok, base_failed), _failed(spec_ok, spec_failed))
+        rows.append(("failed requests", *shares))
+    return rows
+
+
+def identical(group: Group) -> str:
+    """Outputs equal to the baseline's, of those compared."""
+    part = group.integrity
+    return DASH if part is None else words.share(part.identical, part.compared)
+
+
+def _positions(rates: tuple[float | None, ...] | tuple[float, ...]) -> str:
+    return " / ".join(words.fixed(rate) for rate in rates) or DASH
+
+
+def _accuracy(rate: float | None, n: int) -> str:
+    return DASH if rate is None else f"{words.percent(rate)} (n = {n:,d})"
+
+
+def _failed(ok: int, failed: int) -> str:
+    return words.share(failed, ok + failed)
+
+
+def _ratio(row: MetricRow) -> str:
+    return words.ratio(row.ratio, row.ci_low, row.ci_high)
+
+
+def _scaled(row: MetricRow, value: float | None) -> float | None:
+    return None if value is None else value * row.spec.scale
+
+
+def _styled(verdict: str) -> str:
+    style = VERDICT_STYLE.get(verdict)
+    return f"[{style}]{verdict}[/{style}]" if style else verdict
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(words.one_line(text, 80))
+
+
+def _table(title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        expand=True,
+        pad_edge=False,
+    )
+
+
+def _notes(summary: Summary) -> list[RenderableType]:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    if summary.failures:
+        parts.append(Text("Failures", style="bold red"))
+        for failure in summary.failures:
+            parts.append(Padding(Text(words.one_line(failure, 600)), (0, 0, 0, 2)))
+    placed = view.cautions(summary)
+    if placed:
+        parts.append(Text("Cautions", style="bold yellow"))
+    for item in placed:
+        where = f" [{len(item.cells)} cells]" if len(item.cells) > 1 else ""
+        text = f"{item.caution.code}: {item.caution.text}{where}"
+        parts.append(Padding(Text(words.one_line(text, 600)), (0, 0, 0, 2)))
+        if item.caution.advice:
+            advice = words.one_line(item.caution.advice, 600)
+            parts.append(Padding(Text(f"Do: {advice}", style="dim"), (0, 0, 0, 4)))
+    return parts

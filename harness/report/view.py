@@ -1,0 +1,317 @@
+"""What every output of a report shows, worked out once from a `Summary`: no formatting here.
+
+A group is one engine under one load. Its repeats are pooled: throughput and latency quantiles
+are means over blocks (or the values of the paired comparison, where there is one, so that they
+agree with its ratio); acceptance, integrity and task accuracy are pooled counts, since an average
+of ratios weighs a short block like a long one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from harness.records import (
+    Acceptance,
+    Caution,
+    CellSummary,
+    Comparison,
+    Distribution,
+    LoadPoint,
+    Metrics,
+    Summary,
+    Variant,
+    Verdict,
+)
+from harness.report import words
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSpec:
+    """One row of the result table. `scale` turns the record's unit into the label's."""
+
+    key: str
+    label: str
+    unit: str
+    scale: float
+    more_is_better: bool
+    read: Callable[[Metrics], float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricRow:
+    """A metric of both variants, in the record's unit (seconds, tokens per second)."""
+
+    spec: MetricSpec
+    baseline: float | None
+    speculative: float | None
+    ratio: float | None
+    ci_low: float | None
+    ci_high: float | None
+    pairs: int
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledAcceptance:
+    """Acceptance of a group's speculative cells, from pooled counts."""
+
+    rate: float | None
+    length: float | None
+    drafts: int
+    drafted: int | None
+    accepted: int
+    per_position: tuple[float, ...]
+    conditional: tuple[float | None, ...]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledIntegrity:
+    """Identity of outputs over a group's speculative cells."""
+
+    compared: int
+    identical: int
+    near_tie: int | None
+    diverged: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """Right answers of one variant: `rate` over `n` answers that could be judged."""
+
+    rate: float | None
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One engine under one load: everything a report says of it."""
+
+    engine: str
+    load: LoadPoint
+    workloads: tuple[str, ...]
+    cells: tuple[CellSummary, ...]
+    rows: tuple[MetricRow, ...]
+    acceptance: PooledAcceptance | None
+    integrity: PooledIntegrity | None
+    accuracy: dict[str, Accuracy]
+    blocks: dict[str, int]
+    requests: dict[str, tuple[int, int]]
+
+    @property
+    def name(self) -> str:
+        """The engine and its load in the reader's words."""
+        return f"{words.one_line(self.engine, 80)}, {words.load_name(self.load)}"
+
+    def row(self, key: str) -> MetricRow | None:
+        """The row of metric `key`, or None."""
+        return next((row for row in self.rows if row.spec.key == key), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedCaution:
+    """A caution once, with the cells it was raised for (none: it is about the whole run)."""
+
+    caution: Caution
+    cells: tuple[str, ...]
+
+
+def _median(name: str) -> Callable[[Metrics], float | None]:
+    def read(metrics: Metrics) -> float | None:
+        distribution: Distribution | None = getattr(metrics, name)
+        return None if distribution is None else distribution.p50
+
+    return read
+
+
+METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec(
+        key="output_tokens_per_s",
+        label="output tokens/s",
+        unit="tokens/s",
+        scale=1.0,
+        more_is_better=True,
+        read=lambda m: m.output_tokens_per_s,
+    ),
+    *(
+        MetricSpec(
+            key=key,
+            label=f"{label}, p50, ms",
+            unit="ms",
+            scale=1e3,
+            more_is_better=False,
+            read=_median(key),
+        )
+        for key, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2el_s", "E2E latency"))
+    ),
+)
+
+
+def groups(summary: Summary) -> tuple[Group, ...]:
+    """The summary's groups, in the order in which their cells first appear."""
+    keys: dict[tuple[str, LoadPoint], list[CellSummary]] = {}
+    for cell in summary.cells:
+        keys.setdefault((cell.engine, cell.load), []).append(cell)
+    for comparison in summary.comparisons:
+        keys.setdefault((comparison.engine, comparison.load), [])
+    return tuple(
+        _group(engine, load, cells, summary.comparisons) for (engine, load), cells in keys.items()
+    )
+
+
+def _group(
+    engine: str, load: LoadPoint, cells: list[CellSummary], comparisons: Iterable[Comparison]
+) -> Group:
+    mine = {c.metric: c for c in comparisons if c.engine == engine and c.load == load}
+    sides = {v: [c for c in cells if c.variant == v] for v in ("baseline", "speculative")}
+    speculative = sides["speculative"]
+    return Group(
+        engine=engine,
+        load=load,
+        workloads=tuple(dict.fromkeys(c.workload for c in cells)),
+        cells=tuple(cells),
+        rows=tuple(_row(spec, sides, _find(mine, spec.key)) for spec in METRICS),
+        acceptance=pool_acceptance([c.acceptance for c in speculative if c.acceptance]),
+        integrity=_pool_integrity(speculative),
+        accuracy={v: _pool_accuracy(side) for v, side in sides.items()},
+        blocks={v: sum(c.metrics is not None for c in side) for v, side in sides.items()},
+        requests={v: _requests(side) for v, side in sides.items()},
+    )
+
+
+def _find(mine: dict[str, Comparison], key: str) -> Comparison | None:
+    """The comparison of `key`, whether or not its name also says that it is the median."""
+    names = (key, f"{key}_p50", f"{key}.p50", f"p50_{key}")
+    return next((mine[name] for name in names if name in mine), None)
+
+
+def _row(
+    spec: MetricSpec, sides: dict[str, list[CellSummary]], found: Comparison | None
+) -> MetricRow:
+    baseline = _mean_over_blocks(spec, sides["baseline"])
+    speculative = _mean_over_blocks(spec, sides["speculative"])
+    if found is None:
+        return MetricRow(
+            spec=spec,
+            baseline=baseline,
+            speculative=speculative,
+            ratio=None,
+            ci_low=None,
+            ci_high=None,
+            pairs=0,
+            verdict=None,
+        )
+    return MetricRow(
+        spec=spec,
+        baseline=baseline if words.missing(found.baseline) else found.baseline,
+        speculative=speculative if words.missing(found.candidate) else found.candidate,
+        ratio=found.ratio,
+        ci_low=found.ci_low,
+        ci_high=found.ci_high,
+        pairs=found.pairs,
+        verdict=found.verdict,
+    )
+
+
+def _mean_over_blocks(spec: MetricSpec, cells: Sequence[CellSummary]) -> float | None:
+    values = [spec.read(cell.metrics) for cell in cells if cell.metrics is not None]
+    known = [value for value in values if value is not None and not words.missing(value)]
+    return fmean(known) if known else None
+
+
+def pool_acceptance(parts: Sequence[Acceptance]) -> PooledAcceptance | None:
+    """Pool the counts of several cells; None where no cell has any draft.
+
+    A position's count is taken from the source that the cell relied on, else from its rate times
+    its drafts. A cell without positions makes the pooled positions unknown rather than too low.
+    """
+    parts = [part for part in parts if part.drafts > 0]
+    if not parts:
+        return None
+    drafts = sum(part.drafts for part in parts)
+    accepted = sum(part.accepted for part in parts)
+    drafted = None
+    if all(part.drafted is not None for part in parts):
+        drafted = sum(part.drafted or 0 for part in parts)
+    positions = [_position_counts(part) for part in parts]
+    marginal: tuple[float, ...] = ()
+    if all(positions):
+        width = max(len(p) for p in positions)
+        padded = [(*p, *([0.0] * (width - len(p)))) for p in positions]
+        marginal = tuple(sum(column) / drafts for column in zip(*padded, strict=True))
+    return PooledAcceptance(
+        rate=accepted / drafted if drafted else None,
+        length=1 + accepted / drafts,
+        drafts=drafts,
+        drafted=drafted,
+        accepted=accepted,
+        per_position=marginal,
+        conditional=_conditional(marginal),
+        sources=tuple(dict.fromkeys(part.source for part in parts)),
+    )
+
+
+def _position_counts(part: Acceptance) -> tuple[float, ...]:
+    counts = part.sources.get(part.source)
+    if counts is not None and counts.per_position and counts.drafts == part.drafts:
+        return tuple(float(value) for value in counts.per_position)
+    return tuple(rate * part.drafts for rate in part.per_position or ())
+
+
+def _conditional(marginal: Sequence[float]) -> tuple[float | None, ...]:
+    """c_i = p_i / p_(i-1) with p_(-1) = 1; None where the position before was never reached."""
+    before = (1.0, *marginal)
+    return tuple(p / q if q > 0 else None for p, q in zip(marginal, before, strict=False))
+
+
+def _pool_integrity(cells: Sequence[CellSummary]) -> PooledIntegrity | None:
+    parts = [cell.integrity for cell in cells if cell.integrity is not None]
+    if not parts:
+        return None
+    ties = [part.near_tie for part in parts if part.near_tie is not None]
+    return PooledIntegrity(
+        compared=sum(part.compared for part in parts),
+        identical=sum(part.identical for part in parts),
+        near_tie=sum(ties) if len(ties) == len(parts) else None,
+        diverged=sum(part.diverged for part in parts),
+    )
+
+
+def _pool_accuracy(cells: Sequence[CellSummary]) -> Accuracy:
+    known = [
+        (cell.metrics.task_accuracy, cell.metrics.task_n)
+        for cell in cells
+        if cell.metrics is not None and not words.missing(cell.metrics.task_accuracy)
+    ]
+    n = sum(weight for _, weight in known)
+    right = sum((rate or 0.0) * weight for rate, weight in known)
+    return Accuracy(rate=right / n if n else None, n=n)
+
+
+def _requests(cells: Sequence[CellSummary]) -> tuple[int, int]:
+    """Requests answered and requests failed."""
+    known = [cell.metrics for cell in cells if cell.metrics is not None]
+    return sum(m.requests_ok for m in known), sum(m.requests_failed for m in known)
+
+
+def cautions(summary: Summary) -> tuple[PlacedCaution, ...]:
+    """The cautions of the run and of its cells, each text once with all the cells it names."""
+    places: dict[tuple[str, str, str], tuple[Caution, list[str]]] = {}
+    for caution in summary.cautions:
+        places.setdefault((caution.code, caution.text, caution.advice), (caution, []))
+    for cell in summary.cells:
+        for caution in cell.cautions:
+            key = (caution.code, caution.text, caution.advice)
+            places.setdefault(key, (caution, []))[1].append(cell.cell_id)
+    return tuple(
+        PlacedCaution(caution=caution, cells=tuple(cells)) for caution, cells in places.values()
+    )
+
+
+def variants(summary: Summary) -> tuple[Variant, ...]:
+    """The variants with figures, baseline first."""
+    seen = {cell.variant for cell in summary.cells if cell.metrics is not None}
+    both: tuple[Variant, ...] = ("baseline", "speculative")
+    return tuple(variant for variant in both if variant in seen)

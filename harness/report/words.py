@@ -1,0 +1,96 @@
+"""How a report says numbers, loads and names: one place, so that every output says the same.
+
+A missing value (None or NaN) is an en dash, never zero.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from harness.records import LoadPoint
+
+DASH = "\N{EN DASH}"
+
+
+def missing(value: float | None) -> bool:
+    """True for None, NaN and the infinities: nothing that could be shown as a number."""
+    return value is None or not math.isfinite(value)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """`digits` significant digits and no exponent: 0.01234 -> 0.0123, 1234.5 -> 1,234."""
+    if value is None or missing(value):
+        return DASH
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(value)))
+    decimals = min(max(digits - 1 - magnitude, 0), 9)
+    return f"{value:,.{decimals}f}"
+
+
+def count(value: int | None) -> str:
+    """A whole number with thousands separated: 12345 -> 12,345."""
+    return DASH if value is None else f"{value:,d}"
+
+
+def fixed(value: float | None, decimals: int = 2) -> str:
+    """A number with a fixed number of decimals: 1.2 -> 1.20."""
+    return DASH if value is None or missing(value) else f"{value:,.{decimals}f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds as milliseconds, without the unit: 0.01234 -> 12.3."""
+    return DASH if seconds is None or missing(seconds) else number(seconds * 1e3)
+
+
+def percent(fraction: float | None, decimals: int = 1) -> str:
+    """A fraction as a percentage: 0.412 -> 41.2%."""
+    if fraction is None or missing(fraction):
+        return DASH
+    return f"{fraction * 100:.{decimals}f}%"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """The ends of an interval, joined by an en dash; empty where there is no interval."""
+    if low is None or high is None or missing(low) or missing(high):
+        return ""
+    return f"{low:.2f}{DASH}{high:.2f}"
+
+
+def ratio(value: float | None, low: float | None, high: float | None) -> str:
+    """A ratio with its interval: 1.24x (1.15–1.33)."""
+    if value is None or missing(value):
+        return DASH
+    ends = interval(low, high)
+    return f"{value:.2f}x ({ends})" if ends else f"{value:.2f}x"
+
+
+def share(part: int, whole: int) -> str:
+    """Counts side by side: 47 of 48; an en dash where nothing was counted."""
+    return f"{part:,d} of {whole:,d}" if whole else DASH
+
+
+def plural(n: int, one: str, many: str | None = None) -> str:
+    """A count and its noun: 1 block, 3 blocks."""
+    return f"{n:,d} {one if n == 1 else many or one + 's'}"
+
+
+def load_name(load: LoadPoint) -> str:
+    """A load in the reader's words: `concurrency 4` or `2.5 requests/s`."""
+    if load.mode == "open" or (load.concurrency is None and load.request_rate is not None):
+        rate = DASH if load.request_rate is None else f"{load.request_rate:g}"
+        return f"{rate} requests/s"
+    return f"concurrency {DASH if load.concurrency is None else load.concurrency}"
+
+
+def slug(*parts: str) -> str:
+    """A file name's stem of lower-case letters, digits and hyphens, at most 60 long."""
+    text = re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
+    return text[:60].strip("-") or "unnamed"
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """Any text as one line of at most `limit` characters, control characters removed."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"

@@ -1,0 +1,404 @@
+# ruff: noqa: RUF001 (an en dash is what the report shows)
+"""The page, its Markdown and its figures, from whole, partial, odd and hostile run folders."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import report_run as made
+
+from harness.errors import UsageError
+from harness.records import Caution, Phase, Summary
+from harness.report.html import write_report
+from harness.report.markdown import escape, fence
+from harness.report.samples import read_samples
+
+VOID_TAGS = {"meta", "link", "br", "img", "input", "hr"}
+HOSTILE = '<script>alert("1")</script> $\\frac{1}$ | `x` & \x07'
+
+
+class Reader(HTMLParser):
+    """Tags with their attributes, text by the innermost tag, and whether all tags close."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID_TAGS:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((self.open[-1] if self.open else "", " ".join(data.split())))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+    def text(self, *tags: str) -> str:
+        return " ".join(text for tag, text in self.texts if not tags or tag in tags)
+
+
+def report(folder: Path, told: Summary | None = None, **options: Any) -> tuple[str, Reader]:
+    made.write_run(folder, told or made.summary(), **options)
+    page = write_report(folder).read_text("utf-8")
+    return page, Reader(page)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Reader]:
+    folder = tmp_path_factory.mktemp("run") / "whole"
+    page, reader = report(folder)
+    return folder, page, reader
+
+
+def test_page_is_well_formed_and_says_the_verdict(whole: tuple[Path, str, Reader]) -> None:
+    _, page, reader = whole
+    assert reader.open == []
+    assert page.startswith("<!DOCTYPE html>")
+    assert reader.text("h1") == "demo pair on reference"
+    assert "With this drafter, reference is 1.24x (1.15–1.33)" in reader.text("p")
+    ids = re.findall(r'\sid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_numbers_stand_in_the_table(whole: tuple[Path, str, Reader]) -> None:
+    _, _, reader = whole
+    cells = reader.text("td", "th", "span")
+    for said in ("62.6", "1.24x (1.15–1.33)", "0.80x (0.74–0.86)", "54.7%", "2.64", "48 of 48"):
+        assert said in cells
+    assert "0.78 / 0.48 / 0.38" in cells and "87.5% (n = 48)" in cells
+    assert "undecided" in reader.text("span")
+    assert not re.search(r"\b(nan|None|inf)\b", reader.text("td", "th", "p", "dd", "li"))
+
+
+def test_everything_needed_to_repeat_it(whole: tuple[Path, str, Reader]) -> None:
+    _, _, reader = whole
+    code = reader.text("code")
+    assert "python -m harness run --set load.concurrency=1" in code
+    assert '"temperature": 0.0' in code
+    facts = reader.text("dd")
+    assert "0123456789abcdef0123456789abcdef01234567" in facts
+    assert "Example CPU" in facts and "2.13.0" in facts
+
+
+def test_figures_have_a_text_alternative_with_numbers(whole: tuple[Path, str, Reader]) -> None:
+    _, _, reader = whole
+    names = [f["id"] for f in reader.all("figure")]
+    assert names == [
+        "fig-throughput",
+        "fig-acceptance",
+        "fig-latency-reference-concurrency-1",
+        "fig-gaps-reference-concurrency-1",
+        "fig-startup",
+    ]
+    alts = [d["aria-label"] or "" for d in reader.all("div") if d.get("role") == "img"]
+    assert len(alts) == len(names) and all(len(alt) > 40 for alt in alts)
+    assert "ratio 1.24x (1.15–1.33)" in alts[0]
+    assert "marginal 78.0%, 48.0%, 38.0%" in alts[1]
+    assert "TTFT baseline median" in alts[2] and "(n = 48)" in alts[2]
+    assert "load drafter 1.10 s" in alts[4]
+    assert len(reader.all("figcaption")) == len(reader.all("svg")) == len(names)
+
+
+def test_axes_name_their_units(whole: tuple[Path, str, Reader]) -> None:
+    _, _, reader = whole
+    drawn = reader.text("text")
+    for label in (
+        "output tokens/s",
+        "TTFT, ms",
+        "TPOT, ms",
+        "E2E latency, ms",
+        "gap between chunks, ms (logarithmic)",
+        "seconds since the engine was started",
+        "% of drafts (n = 2,000)",
+        "Output throughput (n = 2 blocks a variant)",
+    ):
+        assert label in drawn
+
+
+def test_page_asks_nothing_of_the_network(whole: tuple[Path, str, Reader]) -> None:
+    _, page, reader = whole
+    for tag, attrs in reader.tags:
+        for name in ("src", "href", "xlink:href", "action", "srcset", "data", "poster"):
+            value = attrs.get(name)
+            assert value is None or value.startswith(("#", "data:")), (tag, name, value)
+    assert "@import" not in page and "@font-face" not in page
+    assert "url(http" not in page and "fetch(" not in page
+    policy = [m["content"] for m in reader.all("meta") if m.get("http-equiv")]
+    assert policy and (policy[0] or "").startswith("default-src 'none'")
+    assert len(page) < 1_000_000
+
+
+def test_page_follows_the_colour_scheme(whole: tuple[Path, str, Reader]) -> None:
+    folder, page, reader = whole
+    assert "prefers-color-scheme: dark" in page and "@media print" in page
+    assert any(m.get("name") == "viewport" for m in reader.all("meta"))
+    svgs = sorted((folder / "plots").glob("*.svg"))
+    assert [p.stem for p in svgs] == sorted(
+        str(f["id"]).removeprefix("fig-") for f in reader.all("figure")
+    )
+    for path in svgs:
+        text = path.read_text("utf-8")
+        root = ET.fromstring(text)
+        assert root.tag.endswith("svg") and root.get("width", "").endswith("pt")
+        assert "currentColor" in text and "prefers-color-scheme:dark" in text
+        assert "#0a0b0c" not in text and "<metadata" not in text
+
+
+def test_cells_table_sorts_by_plain_numbers(whole: tuple[Path, str, Reader]) -> None:
+    _, page, reader = whole
+    assert any("data-sortable" in table for table in reader.all("table"))
+    keys = [td["data-value"] for td in reader.all("td") if "data-value" in td]
+    assert "62.0" in keys
+    assert reader.text("button").startswith("cell engine variant load repeat status")
+    assert len(re.findall(r"<tr><td data-value=", page)) == 4
+
+
+def test_markdown_has_the_same_numbers(whole: tuple[Path, str, Reader]) -> None:
+    folder, _, _ = whole
+    text = (folder / "report.md").read_text("utf-8")
+    assert text.startswith("# demo pair on reference\n\n**With this drafter, reference is 1.24x")
+    row = "| output tokens/s | 50.5 | 62.6 | 1.24x (1.15–1.33) | better |"
+    assert row in text.splitlines()
+    pictures = re.findall(r"\]\((plots/[^)]+)\)", text)
+    assert len(pictures) == 5 and all((folder / p).is_file() for p in pictures)
+    assert "```\npython -m harness run --set load.concurrency=1\n```" in text
+
+
+def test_writing_again_leaves_no_old_figure(tmp_path: Path) -> None:
+    made.write_run(tmp_path, made.summary())
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "old.svg").write_text("<svg/>")
+    first = write_report(tmp_path).read_text("utf-8")
+    assert not (tmp_path / "plots" / "old.svg").exists()
+    assert write_report(tmp_path).read_text("utf-8") == first
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_hostile_strings_are_only_text(tmp_path: Path) -> None:
+    cells = tuple(
+        made.cell(v, engine=HOSTILE, workload=HOSTILE, cell_id=f"c-{v}")
+        for v in ("baseline", "speculative")
+    )
+    told = made.summary(
+        title=HOSTILE,
+        run_id=HOSTILE,
+        cells=cells,
+        comparisons=(made.comparison(engine=HOSTILE),),
+        failures=(HOSTILE,),
+        cautions=(Caution(code=HOSTILE, text=HOSTILE, advice=HOSTILE),),
+    )
+    made.write_run(tmp_path, told)
+    bad = made.manifest(
+        told,
+        command=("python", HOSTILE),
+        plan={HOSTILE: HOSTILE},
+        environment={HOSTILE: [HOSTILE, {"x": HOSTILE}]},
+        versions={HOSTILE: None},
+    )
+    (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(bad))
+    page = write_report(tmp_path).read_text("utf-8")
+    reader = Reader(page)
+    assert reader.open == []
+    assert len(reader.all("script")) == 1
+    assert "alert" not in reader.text("script")
+    assert "alert" in reader.text("h1") and "alert" in reader.text("text")
+    assert "\x07" not in page
+    for path in (tmp_path / "plots").glob("*.svg"):
+        assert "script" not in {e.tag.rpartition("}")[2] for e in ET.parse(path).iter()}
+    assert "<script" not in (tmp_path / "report.md").read_text("utf-8").split("```")[0]
+
+
+def test_a_cell_id_cannot_lead_out_of_the_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made.write_run(run, made.summary())
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "requests.parquet").write_bytes(b"never read")
+    told = made.summary(cells=(made.cell("baseline", cell_id="../../outside"),), comparisons=())
+    (run / "summary.json").write_bytes(msgspec.json.encode(told))
+    page = write_report(run).read_text("utf-8")
+    assert "could not be read" not in page and "no readable requests.parquet" in page
+
+
+def test_a_failed_variant_is_a_report_with_a_failure(tmp_path: Path) -> None:
+    stuck = (*made.STARTUP[:2], Phase(phase="load drafter", start_s=9.9, end_s=None))
+    told = made.summary(
+        cells=(
+            made.cell("baseline"),
+            made.cell(
+                "speculative",
+                status="failed",
+                metrics=None,
+                acceptance=None,
+                integrity=None,
+                startup=stuck,
+            ),
+        ),
+        comparisons=(),
+        failures=("reference: died while it loaded the drafter (log: engine.log)",),
+    )
+    made.write_run(tmp_path, told)
+    (tmp_path / "cells" / told.cells[1].cell_id / "requests.parquet").unlink()
+    reader = Reader(write_report(tmp_path).read_text("utf-8"))
+    assert "reference: no verdict, 50.0 output tokens/s without speculation" in reader.text("p")
+    assert "died while it loaded the drafter" in reader.text("li")
+    assert "no readable requests.parquet" in reader.text("li")
+    names = [str(f["id"]) for f in reader.all("figure")]
+    assert "fig-acceptance" not in names and "fig-throughput" in names
+    alts = [d["aria-label"] or "" for d in reader.all("div") if d.get("role") == "img"]
+    assert "load drafter did not end" in alts[-1]
+
+
+def test_failed_requests_are_counted_by_message(tmp_path: Path) -> None:
+    told = made.summary(
+        cells=(made.cell("baseline", status="partial"), made.cell("speculative")), comparisons=()
+    )
+    _, reader = report(tmp_path, told)
+    assert "5 requests of 48 failed: connection closed" in reader.text("li")
+
+
+@pytest.mark.parametrize("name", ["summary.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["gone", "cut", "foreign", "empty"])
+def test_a_damaged_file_is_a_caution(tmp_path: Path, name: str, damage: str) -> None:
+    made.write_run(tmp_path, made.summary())
+    path = tmp_path / name
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:100])
+    elif damage == "foreign":
+        path.write_text('{"something": [1, 2]}')
+    else:
+        path.write_text("")
+    reader = Reader(write_report(tmp_path).read_text("utf-8"))
+    said = f"{name} is missing" if damage == "gone" else f"{name} could not be read"
+    assert said in reader.text("li")
+    assert "fig-gaps-reference-concurrency-1" in [f["id"] for f in reader.all("figure")] or (
+        name == "summary.json"
+    )
+    if name == "manifest.json":
+        assert "1.24x" in reader.text("p") and "manifest is missing" in reader.text("p")
+
+
+def test_damaged_cells_are_cautions(tmp_path: Path) -> None:
+    told = made.summary()
+    made.write_run(tmp_path, told)
+    folders = [tmp_path / "cells" / c.cell_id for c in told.cells]
+    (folders[0] / "requests.parquet").write_bytes(b"PAR1 not really")
+    made.write_requests(folders[1] / "requests.parquet", [])
+    (folders[2] / "timeline.json").write_text("[]")
+    (folders[3] / "counters.json").unlink()
+    reader = Reader(write_report(tmp_path).read_text("utf-8"))
+    notes = reader.text("li")
+    assert f"{folders[0].name}/requests.parquet could not be read" in notes
+    assert f"{folders[1].name}/requests.parquet could not be read: " in notes
+    assert f"{folders[2].name}/timeline.json could not be read" in notes
+
+
+def test_nan_and_nothing_are_dashes(tmp_path: Path) -> None:
+    told = made.summary(
+        cells=(made.cell("baseline", figures=made.metrics(None, ttft=None, tpot=None)),),
+        comparisons=(made.comparison("output_tokens_per_s", None, None, None, "undecided"),),
+    )
+    made.write_run(tmp_path, told)
+    plain = json.loads((tmp_path / "summary.json").read_text("utf-8"))
+    plain["cells"][0]["metrics"]["output_tokens_per_s"] = math.nan
+    plain["comparisons"][0]["ci_low"] = math.inf
+    (tmp_path / "summary.json").write_text(json.dumps(plain))
+    reader = Reader(write_report(tmp_path).read_text("utf-8"))
+    cells = [text for tag, text in reader.texts if tag == "td"]
+    assert "–" in cells
+    assert not {"nan", "None", "inf", "0.00x"} & set(cells)
+    assert "no verdict" in reader.text("p")
+
+
+def test_an_empty_run_is_a_page_that_says_so(tmp_path: Path) -> None:
+    _, reader = report(tmp_path, made.summary(cells=(), comparisons=(), cautions=()))
+    assert "Nothing was measured" in reader.text("p")
+    assert reader.all("figure") == []
+
+
+def test_a_folder_that_is_no_run_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a run's folder"):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lists_as_json", [False, True])
+def test_samples_follow_the_definitions(tmp_path: Path, lists_as_json: bool) -> None:
+    records = made.requests(made.cell("speculative", status="partial"))
+    path = tmp_path / "requests.parquet"
+    made.write_requests(path, records, lists_as_json=lists_as_json)
+    samples = read_samples(path)
+    ttft, tpot, e2el, gaps = [], [], [], []
+    for r in records:
+        if r.status != "ok":
+            continue
+        assert r.sent_ns is not None and r.chunk_tokens and r.output_tokens
+        ttft.append((r.chunk_ns[0] - r.sent_ns) / 1e9)
+        e2el.append((r.chunk_ns[-1] - r.sent_ns) / 1e9)
+        tpot.append((r.chunk_ns[-1] - r.chunk_ns[0]) / 1e9 / (r.output_tokens - r.chunk_tokens[0]))
+        gaps.extend(np.diff(r.chunk_ns) / 1e9)
+    for found, expected in (
+        (samples.ttft_s, ttft),
+        (samples.tpot_s, tpot),
+        (samples.e2el_s, e2el),
+        (samples.gaps_s, gaps),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert (samples.requests, samples.ok) == (24, 19)
+    assert samples.errors == {"connection closed": 5}
+
+
+def test_samples_leave_out_what_is_undefined(tmp_path: Path) -> None:
+    record = made.requests(made.cell("baseline"), n=1)[0]
+    one_chunk = msgspec.structs.replace(
+        record, chunk_ns=record.chunk_ns[:1], chunk_tokens=(1,), output_tokens=1
+    )
+    no_chunk = msgspec.structs.replace(record, chunk_ns=(), chunk_tokens=None)
+    unsent = msgspec.structs.replace(record, sent_ns=None)
+    path = tmp_path / "requests.parquet"
+    made.write_requests(path, [no_chunk, one_chunk, unsent])
+    samples = read_samples(path)
+    assert len(samples.ttft_s) == len(samples.e2el_s) == 1
+    assert len(samples.tpot_s) == 0
+    assert samples.ttft_s[0] == samples.e2el_s[0]
+    assert len(samples.gaps_s) == len(record.chunk_ns) - 1
+
+
+@pytest.mark.full
+def test_two_hundred_thousand_requests_are_read_in_columns(tmp_path: Path) -> None:
+    path = tmp_path / "requests.parquet"
+    made.write_requests(path, made.requests(made.cell("baseline"), n=200_000, tokens=8))
+    samples = read_samples(path)
+    assert samples.ok == 200_000
+    assert len(samples.gaps_s) == 200_000 * 7
+
+
+def test_markdown_escapes() -> None:
+    assert escape("a|b\n<c> *d* [e](f) `g` & #") == (
+        "a\\|b &lt;c&gt; \\*d\\* \\[e\\](f) \\`g\\` &amp; \\#"
+    )
+    assert fence("x ``` y") == "````\nx ``` y\n````"

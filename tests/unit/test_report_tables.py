@@ -1,0 +1,146 @@
+# ruff: noqa: RUF001 (an en dash is what the report shows)
+"""The table on the terminal: its content, its width, and nothing but text where it is piped."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import report_run as made
+from rich.console import Console
+
+from harness.records import Caution, Summary
+from harness.report import tables
+
+
+def lines_of(told: Summary, width: int = 100) -> list[str]:
+    return tables.render_text(told, width).splitlines()
+
+
+def line_with(lines: list[str], start: str) -> str:
+    return next(line for line in lines if line.strip().startswith(start))
+
+
+def test_every_figure_is_there() -> None:
+    lines = lines_of(made.summary())
+    assert lines[0].startswith("With this drafter, reference is 1.24x (1.15–1.33)")
+    speed = line_with(lines, "output tokens/s").split()
+    assert speed == ["output", "tokens/s", "50.5", "62.6", "1.24x", "(1.15–1.33)", "better"]
+    assert line_with(lines, "TTFT, p50, ms").split()[3:] == [
+        "50.3", "51.3", "1.02x", "(0.96–1.08)", "undecided"
+    ]  # fmt: skip
+    assert "20.1" in line_with(lines, "TPOT, p50, ms")
+    assert "2,060" in line_with(lines, "E2E latency, p50, ms")
+    assert line_with(lines, "acceptance rate").endswith("54.7%")
+    assert line_with(lines, "acceptance length").endswith("2.64")
+    assert line_with(lines, "accepted, by position").endswith("0.78 / 0.48 / 0.38")
+    assert line_with(lines, "given the one before").endswith("0.78 / 0.62 / 0.79")
+    assert line_with(lines, "identical outputs").endswith("48 of 48")
+    assert line_with(lines, "task accuracy").count("87.5% (n = 48)") == 2
+    assert "few-blocks: 2 paired blocks: the interval is wide" in "\n".join(lines)
+    assert "Do: Give more repeats, e.g. --set repeats=5." in "\n".join(lines)
+
+
+@pytest.mark.parametrize("width", [100, 80])
+def test_nothing_is_wider_than_asked(width: int) -> None:
+    engine = "reference with a very long name indeed that goes on and on"
+    told = made.summary(
+        cells=tuple(made.cell(v, engine=engine) for v in ("baseline", "speculative"))
+        + made.summary().cells,
+        comparisons=(made.comparison(engine=engine), made.comparison()),
+        failures=("x" * 500,),
+        cautions=(Caution(code="c", text="long words " * 30, advice="more words " * 30),),
+    )
+    lines = lines_of(told, width)
+    assert max(map(len, lines)) <= width
+    assert any("1.24x (1.15–1.33)" in line for line in lines)
+
+
+def test_missing_values_are_en_dashes() -> None:
+    told = made.summary(
+        cells=(
+            made.cell("baseline", figures=made.metrics(None, ttft=None, tpot=None, accuracy=None)),
+            made.cell(
+                "speculative", status="failed", metrics=None, acceptance=None, integrity=None
+            ),
+        ),
+        comparisons=(),
+    )
+    lines = lines_of(told)
+    for start in ("output tokens/s", "TTFT", "TPOT", "E2E latency"):
+        assert line_with(lines, start).split()[-4:] == ["–"] * 4
+    for start in ("acceptance rate", "acceptance length", "accepted, by position", "identical"):
+        assert line_with(lines, start).endswith("–")
+    assert not any("nan" in line.lower() or "None" in line for line in lines)
+
+
+def test_a_void_run_shows_numbers_and_withholds_verdicts() -> None:
+    lines = lines_of(made.summary(void="client-bound"))
+    row = line_with(lines, "output tokens/s")
+    assert row.endswith("withheld") and "62.6" in row
+    assert "better" not in "\n".join(lines)
+
+
+def test_failed_requests_and_failures_are_shown() -> None:
+    told = made.summary(
+        cells=(
+            made.cell("baseline", figures=made.metrics(failed=3)),
+            made.cell("speculative", figures=made.metrics()),
+        ),
+        failures=("reference: died while serving (log: engine.log)",),
+    )
+    lines = lines_of(told)
+    assert line_with(lines, "failed requests").split() == [
+        "failed",
+        "requests",
+        "3",
+        "of",
+        "24",
+        "0",
+        "of",
+        "24",
+    ]
+    assert "  reference: died while serving (log: engine.log)" in lines
+
+
+def test_several_groups_begin_with_one_row_each() -> None:
+    engines = ("reference", "vllm")
+    cells = tuple(made.cell(v, engine=e) for e in engines for v in ("baseline", "speculative"))
+    told = made.summary(
+        cells=cells,
+        comparisons=(made.comparison(), made.comparison(ratio=0.8, engine="vllm", verdict="worse")),
+    )
+    lines = lines_of(told)
+    overview = line_with(lines, "vllm, concurrency 1  ")
+    assert "0.80x" in overview and "54.7%" in overview and "24 of 24" in overview
+
+
+def test_markup_in_names_and_messages_is_text() -> None:
+    engine = "[red]x[/red]"
+    told = made.summary(
+        cells=(made.cell("baseline", engine=engine),),
+        comparisons=(),
+        failures=("[bold]not markup[/bold] [/]",),
+    )
+    text = tables.render_text(told)
+    assert "[red]x[/red], concurrency 1" in text
+    assert "[bold]not markup[/bold] [/]" in text
+
+
+def test_piped_output_has_no_control_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.print_summary(made.summary())
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert out.startswith("With this drafter")
+
+
+def test_a_terminal_gets_colour() -> None:
+    sink = io.StringIO()
+    console = Console(file=sink, force_terminal=True, width=120, color_system="standard")
+    tables.print_summary(made.summary(), console)
+    assert "\x1b[32mbetter" in sink.getvalue()
+
+
+def test_an_empty_summary_is_one_sentence() -> None:
+    told = made.summary(cells=(), comparisons=(), cautions=())
+    assert tables.render_text(told).strip() == "Nothing was measured: no cell ran."
