@@ -1,0 +1,308 @@
+"""Paired ratios, verdicts, acceptance sources, integrity, cautions, void."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from harness_records import C1, cell, counters, failed, request, run_of, scaled, timeline
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.analyse.acceptance import acceptance_of, disagreements, sources_of
+from harness.analyse.integrity import compare_outputs
+from harness.analyse.statistics import paired_ratio, sign_test, t_quantile, verdict
+from harness.analyse.summary import summarise
+from harness.measure.store import to_json
+from harness.plan.schema import CompareSection, EngineSection, Plan, SamplingSection
+from harness.records import DraftCounts, LaunchRecord, Summary
+
+COUNTS = DraftCounts(drafts=20, drafted=60, accepted=30, per_position=(15, 10, 5))
+POSITIVE = st.floats(1e-3, 1e3)
+
+
+def codes(summary: Summary) -> set[str]:
+    found = {c.code for c in summary.cautions}
+    return found | {c.code for s in summary.cells for c in s.cautions}
+
+
+def paired_run(factors: list[tuple[float, float]], **fields: object) -> Summary:
+    cells = []
+    for repeat, (base, spec) in enumerate(factors):
+        cells.append(cell("baseline", repeat, scaled(base, **fields)))
+        cells.append(cell("speculative", repeat, scaled(spec), counted=counters(COUNTS)))
+    return summarise(run_of(cells))
+
+
+def test_t_interval_by_hand() -> None:
+    # Ratios 2, 2*e^0.1, 2*e^-0.1: mean log = log 2, deviation 0.1, t(0.975, 2) = 4.302653.
+    found = paired_ratio([(1, 2), (1, 2 * math.exp(0.1)), (1, 2 * math.exp(-0.1))], confidence=0.95)
+    assert found is not None
+    half = 4.302653 * 0.1 / math.sqrt(3)
+    assert found.ratio == pytest.approx(2)
+    assert found.ci_low == pytest.approx(2 * math.exp(-half), rel=1e-6)
+    assert found.ci_high == pytest.approx(2 * math.exp(half), rel=1e-6)
+    assert t_quantile(0.975, 2) == pytest.approx(4.302653, abs=1e-6)
+
+
+def test_fewer_than_two_pairs_have_no_interval() -> None:
+    found = paired_ratio([(1, 2)], confidence=0.95)
+    assert found is not None
+    assert (found.ratio, found.ci_low, found.ci_high, found.pairs) == (2, None, None, 1)
+    assert paired_ratio([], confidence=0.95) is None
+    assert paired_ratio([(0, 1)], confidence=0.95) is None
+
+
+@given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=2, max_size=10), POSITIVE)
+def test_swapping_inverts_and_scaling_changes_nothing(
+    pairs: list[tuple[float, float]], unit: float
+) -> None:
+    one = paired_ratio(pairs, confidence=0.9)
+    other = paired_ratio([(c, b) for b, c in pairs], confidence=0.9)
+    same = paired_ratio([(b * unit, c * unit) for b, c in pairs], confidence=0.9)
+    assert one is not None
+    assert other is not None
+    assert same is not None
+    assert one.ci_low is not None
+    assert other.ci_high is not None
+    assert one.ratio == pytest.approx(1 / other.ratio)
+    assert one.ci_low == pytest.approx(1 / other.ci_high)
+    assert one.ratio == pytest.approx(same.ratio)
+    assert one.ci_low <= one.ratio * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "better", "expected"),
+    [
+        (1.2, 1.1, 1.3, "higher", "better"),
+        (1.2, 1.1, 1.3, "lower", "worse"),
+        (0.8, 0.7, 0.9, "higher", "worse"),
+        (0.8, 0.7, 0.9, "lower", "better"),
+        (1.2, 0.9, 1.5, "higher", "undecided"),
+        (1.01, 0.99, 1.02, "higher", "same"),
+        (1.02, 1.01, 1.03, "higher", "same"),
+        (1.02, 1.001, 1.05, "higher", "undecided"),
+        (1.2, None, None, "higher", "undecided"),
+    ],
+)
+def test_verdicts(
+    ratio: float, low: float | None, high: float | None, better: str, expected: str
+) -> None:
+    assert verdict(ratio, low, high, better=better, min_effect=0.03) == expected  # type: ignore[arg-type]
+
+
+def test_sign_test() -> None:
+    assert sign_test(0, 0) == 1.0
+    assert sign_test(0, 6) == pytest.approx(2 / 64)
+    assert sign_test(3, 3) == 1.0
+
+
+def test_a_faster_candidate_is_better_in_speed_and_in_latency() -> None:
+    summary = paired_run([(1.0, 0.5), (1.1, 0.56), (0.9, 0.44)])
+    by = {c.metric: c for c in summary.comparisons}
+    speed, ttft = by["output_tokens_per_s"], by["ttft_s"]
+    assert speed.ratio == pytest.approx(2.0, rel=0.02)
+    assert (speed.verdict, speed.pairs) == ("better", 3)
+    assert ttft.ratio == pytest.approx(0.5, rel=0.02)
+    assert ttft.verdict == "better"
+    assert speed.baseline is not None
+    assert speed.candidate is not None
+    assert speed.ratio == pytest.approx(speed.candidate / speed.baseline)
+    assert "t interval" in speed.method
+    assert summary.void is None
+
+
+def test_one_start_of_each_is_undecided_whatever_its_blocks_say() -> None:
+    cells = []
+    for block in range(4):
+        cells.append(cell("baseline", 0, scaled(1.0 + block / 1000), block=block))
+        cells.append(cell("speculative", 0, scaled(0.5), block=block, counted=counters(COUNTS)))
+    summary = summarise(run_of(cells))
+    assert {c.verdict for c in summary.comparisons} == {"undecided"}
+    assert "few_launches" in codes(summary)
+
+
+def test_with_three_starts_the_starts_are_the_units() -> None:
+    cells = []
+    for repeat in range(3):
+        for block in range(2):
+            cells.append(cell("baseline", repeat, scaled(1.0), block=block))
+            cells.append(cell("speculative", repeat, scaled(0.5 + repeat / 100), block=block))
+    by = {c.metric: c for c in summarise(run_of(cells)).comparisons}
+    assert by["ttft_s"].pairs == 3
+    assert "paired starts" in by["ttft_s"].method
+
+
+def test_the_minimum_effect_comes_from_the_plan() -> None:
+    plan = Plan(compare=CompareSection(min_effect=0.6))
+    cells = [
+        cell(variant, repeat, scaled(factor + repeat / 1000))  # type: ignore[arg-type]
+        for repeat in range(3)
+        for variant, factor in (("baseline", 1.0), ("speculative", 0.8))
+    ]
+    by = {c.metric: c for c in summarise(run_of(cells, plan=plan)).comparisons}
+    assert by["ttft_s"].verdict == "same"
+
+
+def test_acceptance_prefers_counters_and_keeps_all_sources() -> None:
+    per_request = DraftCounts(drafts=2, drafted=6, accepted=3, per_position=(2, 1, 0))
+    records = [request(acceptance=per_request), request(index=1, acceptance=per_request)]
+    data = cell("speculative", 0, records, counted=counters(COUNTS))
+    found = acceptance_of(sources_of(data))
+    assert found is not None
+    assert found.source == "counters"
+    assert (found.rate, found.length) == (0.5, 2.5)
+    assert found.per_position == (0.75, 0.5, 0.25)
+    assert found.per_position_conditional == pytest.approx((0.75, 2 / 3, 0.5))
+    assert found.sources["per_request"] == DraftCounts(
+        drafts=4, drafted=12, accepted=6, per_position=(4, 2, 0)
+    )
+    assert found.sources["client"] is not None
+
+
+def test_acceptance_falls_back_and_takes_positions_where_they_are() -> None:
+    data = cell("speculative", 0, [request(acceptance=DraftCounts(drafts=2, accepted=3))])
+    found = acceptance_of(sources_of(data))
+    assert found is not None
+    assert (found.source, found.rate, found.length) == ("per_request", None, 2.5)
+    assert found.per_position == (1.0, 0.5)  # of the client's two steps of 3 and 2 tokens
+    blind = cell("speculative", 0, [request(chunk_tokens=None)])
+    assert acceptance_of(sources_of(blind)) is None
+
+
+def test_sources_that_disagree_are_named() -> None:
+    sources = {
+        "counters": COUNTS,
+        "per_request": DraftCounts(drafts=20, accepted=40),
+        "client": None,
+    }
+    found = acceptance_of(sources)
+    assert found is not None
+    assert disagreements(found) == ["per_request 3.000"]
+    agreeing = acceptance_of({**sources, "per_request": COUNTS})
+    assert agreeing is not None
+    assert disagreements(agreeing) == []
+
+
+def test_outputs_are_compared_by_tokens_and_the_first_difference_is_kept() -> None:
+    base = cell("baseline", 0, [request(index=i, prompt_id=f"p{i}") for i in range(4)])
+    records = [
+        request(index=0, prompt_id="p0"),
+        request(index=1, prompt_id="p1", token_ids=(1, 2, 9, 4, 5, 6)),
+        request(index=2, prompt_id="p2", token_ids=(1, 2, 3)),
+        failed(index=3, prompt_id="p3"),
+    ]
+    found = compare_outputs(base, cell("speculative", 0, records))
+    assert (found.compared, found.identical, found.diverged) == (3, 1, 2)
+    first, second = found.first_divergence
+    assert (first["position"], first["baseline"], first["candidate"]) == (2, 3, 9)
+    assert (second["position"], second["baseline"], second["candidate"]) == (3, 4, None)
+
+
+def test_texts_are_compared_where_there_are_no_ids() -> None:
+    base = cell("baseline", 0, [request(token_ids=None, text="abc")])
+    other = cell("speculative", 0, [request(token_ids=None, text="abd")])
+    (found,) = compare_outputs(base, other).first_divergence
+    assert found["unit"] == "character"
+    assert (found["baseline"], found["candidate"]) == ("c", "d")
+
+
+def test_sampled_outputs_are_not_compared() -> None:
+    plan = Plan(sampling=SamplingSection(temperature=1.0))
+    cells = [cell("baseline", 0, [request()]), cell("speculative", 0, [request()])]
+    assert summarise(run_of(cells, plan=plan)).cells[1].integrity is None
+    assert summarise(run_of(cells)).cells[1].integrity is not None
+
+
+def test_cautions_about_outputs_accuracy_and_break_even() -> None:
+    plan = Plan(engine=EngineSection(dtype="float32"))
+    wrong = scaled(1.5, token_ids=(9,), correct=False)
+    cells = []
+    for repeat in range(3):
+        cells.append(cell("baseline", repeat, scaled(1.0, correct=True)))
+        cells.append(cell("speculative", repeat, wrong, counted=counters(COUNTS)))
+    summary = summarise(run_of(cells, plan=plan))
+    assert {"outputs_diverged", "accuracy_differs", "below_break_even"} <= codes(summary)
+    advice = {c.code: c for c in summary.cautions}
+    assert "defect" in advice["outputs_diverged"].advice
+    # Length 2.5 at 1/1.5 of the speed: break-even at 3.75.
+    assert "2.50" in advice["below_break_even"].text
+    assert "3.75" in advice["below_break_even"].text
+
+
+def test_cautions_about_a_cell() -> None:
+    records = [*scaled(1.0), failed(index=10, error="HTTP 500: boom")]
+    late = [request(due_ns=-200_000_000, index=i, output_tokens=None) for i in range(3)]
+    cells = [
+        cell("baseline", 0, records, time=timeline(client_cpu_share=0.9)),
+        cell("speculative", 0, late, counted=counters(note="no counters")),
+    ]
+    summary = summarise(run_of(cells))
+    base, spec = summary.cells
+    assert base.status == "partial"
+    assert {c.code for c in base.cautions} == {"failed_requests", "client_cpu_bound"}
+    assert "1 of 11 requests failed" in base.cautions[0].text
+    assert {c.code for c in spec.cautions} == {"send_lag", "token_counts_missing", "counters"}
+
+
+def test_other_clients_show_in_the_counters() -> None:
+    busy = counters(COUNTS, generation_tokens=120)
+    summary = summarise(run_of([cell("speculative", 0, scaled(1.0), counted=busy)]))
+    assert "other_traffic" in codes(summary)
+    own = counters(COUNTS, generation_tokens=60)
+    summary = summarise(run_of([cell("speculative", 0, scaled(1.0), counted=own)]))
+    assert "other_traffic" not in codes(summary)
+
+
+def test_repeated_prompts_and_cut_answers_are_told() -> None:
+    again = [request(index=i, prompt_id="same", finish_reason="length") for i in range(3)]
+    assert {"prompts_repeat", "answers_cut", "few_samples"} <= codes(
+        summarise(run_of([cell("baseline", 0, again)]))
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "needle"),
+    [
+        (cell("baseline", 0, [request(), failed(), failed()]), "too few requests"),
+        (cell("baseline", 0, []), "too few requests"),
+        (cell("baseline", 0, [request()], time=timeline(client_cpu_share=0.99)), "bottleneck"),
+        (cell("baseline", 0, [request(output_tokens=0)]), "no token"),
+    ],
+)
+def test_a_void_run_says_why_and_draws_no_verdict(data: object, needle: str) -> None:
+    good = [cell(v, r, scaled(f)) for r in (1, 2, 3) for v, f in _VARIANTS]
+    summary = summarise(run_of([data, *good]))  # type: ignore[list-item]
+    assert needle in (summary.void or "")
+    assert {c.verdict for c in summary.comparisons} == {"undecided"}
+
+
+_VARIANTS = (("baseline", 1.0), ("speculative", 0.5))
+
+
+def test_an_interrupted_cell_is_a_failure_and_not_a_void_run() -> None:
+    dead = cell("baseline", 0, [failed()], time=timeline(interrupted="reference died"))
+    launch = LaunchRecord(
+        name="l", engine="reference", variant="baseline", repeat=0, argv=(), phases=(),
+        ready_s=None, failure="reference died",
+    )  # fmt: skip
+    summary = summarise(run_of([dead], launches=[launch]))
+    assert summary.failures == ("reference died",)
+    assert summary.void is None
+    assert summary.cells[0].status == "failed"
+    assert summary.comparisons == ()
+
+
+def test_an_interrupted_block_takes_no_part_in_a_comparison() -> None:
+    cells = [cell(v, r, scaled(f)) for r in (0, 1) for v, f in _VARIANTS]  # type: ignore[arg-type]
+    cells.append(cell("baseline", 2, scaled(1.0)))
+    cells.append(cell("speculative", 2, scaled(9.0), time=timeline(interrupted="died")))
+    by = {c.metric: c for c in summarise(run_of(cells)).comparisons}
+    assert by["ttft_s"].pairs == 2
+
+
+def test_the_same_records_give_the_same_bytes() -> None:
+    factors = [(1.0, 0.5), (1.1, 0.56)]
+    assert to_json(paired_run(factors)) == to_json(paired_run(factors))
+    assert paired_run(factors).cells[0].load == C1
+    assert paired_run(factors).title == "m/target with drafter-mla on reference"

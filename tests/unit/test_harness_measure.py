@@ -1,0 +1,334 @@
+"""Metric definitions by hand-made records, counters around a window, the store on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from harness_records import MS, counters, failed, request, timeline
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.base import SpecCounters
+from harness.errors import UsageError
+from harness.measure import counters as counters_module
+from harness.measure.counters import CounterReader, difference
+from harness.measure.environment import clock_anchor, environment, git_state, versions
+from harness.measure.metrics import (
+    DEFINITIONS,
+    acceptance_length,
+    acceptance_rate,
+    cell_metrics,
+    client_counts,
+    distribution,
+    e2el_s,
+    from_histogram,
+    icl_s,
+    per_position,
+    per_position_conditional,
+    pool,
+    tpot_s,
+    ttft_s,
+)
+from harness.measure.store import RunFolder, read_requests, write_atomic, write_requests
+from harness.records import DraftCounts, Metrics
+
+
+def test_latencies_of_one_request() -> None:
+    r = request()
+    assert ttft_s(r) == pytest.approx(0.100)
+    assert e2el_s(r) == pytest.approx(0.210)
+    assert tpot_s(r) == pytest.approx((0.210 - 0.100) / (6 - 1))
+    assert icl_s(r) == pytest.approx([0.050, 0.060])
+
+
+def test_tpot_takes_off_all_tokens_of_the_first_chunk() -> None:
+    r = request(chunk_tokens=(3, 1, 2))
+    assert tpot_s(r) == pytest.approx(0.110 / 3)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chunk_tokens": None},
+        {"output_tokens": None},
+        {"chunk_ns": (5,), "chunk_tokens": (6,)},
+        {"chunk_ns": (), "chunk_tokens": ()},
+        {"sent_ns": None},
+    ],
+)
+def test_tpot_is_none_where_it_is_undefined(fields: dict[str, object]) -> None:
+    assert tpot_s(request(**fields)) is None
+
+
+def test_itl_exists_only_where_every_chunk_is_one_token() -> None:
+    ones = request(chunk_tokens=(1, 1, 1), output_tokens=3)
+    assert cell_metrics([ones]).itl_s == cell_metrics([ones]).icl_s
+    assert cell_metrics([ones, request()]).itl_s is None
+    assert cell_metrics([request(chunk_tokens=None)]).itl_s is None
+
+
+def test_throughput_is_over_first_sent_to_last_arrival_of_whole_answers() -> None:
+    second = request(index=1, sent_ns=200 * MS, chunk_ns=(300 * MS, 500 * MS), chunk_tokens=(1, 5))
+    m = cell_metrics([request(), second])
+    assert m.duration_s == pytest.approx(0.5)
+    assert m.output_tokens_per_s == pytest.approx(12 / 0.5)
+    assert m.requests_per_s == pytest.approx(2 / 0.5)
+    assert m.output_tokens == 12
+
+
+def test_a_failed_request_counts_as_failed_and_not_as_zero() -> None:
+    m = cell_metrics([request(), failed(index=1, sent_ns=MS)])
+    assert (m.requests_ok, m.requests_failed, m.output_tokens) == (1, 1, 6)
+    assert m.ttft_s.n == 1
+
+
+def test_nothing_answered_gives_none_everywhere() -> None:
+    m = cell_metrics([failed()])
+    assert m.output_tokens_per_s is None
+    assert m.ttft_s.mean is None
+    assert m.output_tokens is None
+    assert m.task_accuracy is None
+    assert cell_metrics([]).duration_s is None
+
+
+def test_an_uncounted_answer_leaves_the_throughput_out() -> None:
+    m = cell_metrics([request(), request(index=1, output_tokens=None)])
+    assert m.output_tokens is None
+    assert m.output_tokens_per_s is None
+    assert m.requests_per_s is not None
+
+
+def test_open_loop_figures_count_from_the_due_time() -> None:
+    late = request(due_ns=-40 * MS)
+    m = cell_metrics([late, request(index=1, due_ns=0, sent_ns=500 * MS, chunk_ns=(600 * MS,))])
+    assert m.send_lag_s is not None
+    assert m.send_lag_s.mean == pytest.approx((0.040 + 0.500) / 2)
+    assert m.ttft_from_due_s is not None
+    assert m.ttft_from_due_s.mean == pytest.approx((0.140 + 0.600) / 2)
+    assert m.request_rate_achieved == pytest.approx(1 / 0.5)
+    closed = cell_metrics([request()])
+    assert (closed.send_lag_s, closed.ttft_from_due_s, closed.request_rate_achieved) == (None,) * 3
+
+
+def test_accuracy_is_over_prompts_with_an_answer() -> None:
+    m = cell_metrics([request(correct=True), request(correct=False), request(correct=None)])
+    assert (m.task_accuracy, m.task_n) == (0.5, 2)
+
+
+def test_every_figure_of_the_records_is_defined() -> None:
+    counts = {"requests_ok", "requests_failed", "prompt_tokens", "output_tokens"}
+    for name in set(Metrics.__struct_fields__) - counts - {"duration_s", "task_n"}:
+        assert DEFINITIONS[name].formula
+        assert DEFINITIONS[name].undefined
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1e6)), max_size=50))
+def test_distribution_orders_its_percentiles(values: list[float | None]) -> None:
+    d = distribution(values)
+    assert d.n == sum(v is not None for v in values)
+    if d.n:
+        assert d.p50 is not None
+        assert d.p90 is not None
+        assert d.p99 is not None
+        assert d.p50 <= d.p90 <= d.p99
+    else:
+        assert (d.mean, d.p50, d.p90, d.p99) == (None,) * 4
+
+
+HISTOGRAMS = st.lists(st.integers(0, 1000), min_size=1, max_size=9)
+
+
+@given(HISTOGRAMS)
+def test_acceptance_identities(histogram: list[int]) -> None:
+    k, drafts = len(histogram) - 1, sum(histogram)
+    counts = from_histogram(drafts, drafts * k, histogram)
+    assert counts.accepted == sum(j * n for j, n in enumerate(histogram))
+    if drafts == 0:
+        assert acceptance_length(counts) is None
+        assert per_position(counts) is None
+        return
+    length, positions = acceptance_length(counts), per_position(counts)
+    assert length is not None
+    assert positions is not None
+    assert length - 1 == pytest.approx(sum(positions))
+    assert list(positions) == sorted(positions, reverse=True)
+    product, conditional = 1.0, per_position_conditional(counts) or ()
+    for p, c in zip(positions, conditional, strict=True):
+        if c is None:
+            assert p == 0
+            break
+        product *= c
+        assert p == pytest.approx(product)
+    if k:
+        rate = acceptance_rate(counts)
+        assert rate is not None
+        assert length == pytest.approx(1 + k * rate)
+
+
+@given(st.lists(HISTOGRAMS, min_size=1, max_size=4))
+def test_counts_are_pooled_and_ratios_are_not_averaged(parts: list[list[int]]) -> None:
+    each = [from_histogram(sum(h), sum(h) * (len(h) - 1), h) for h in parts]
+    longest = max(len(h) for h in parts)
+    summed = [sum(h[j] for h in parts if j < len(h)) for j in range(longest)]
+    assert pool(list(each)) == from_histogram(
+        sum(summed), sum(c.drafted or 0 for c in each), summed
+    )
+
+
+def test_a_missing_part_makes_the_pool_unknown() -> None:
+    whole = DraftCounts(drafts=2, drafted=6, accepted=3, per_position=(2, 1))
+    assert pool([whole, None]) is None
+    assert pool([]) is None
+    blind = DraftCounts(drafts=1, accepted=1)
+    assert pool([whole, blind]) == DraftCounts(drafts=3, accepted=4)
+
+
+def test_the_client_counts_every_chunk_after_the_first_as_a_step() -> None:
+    counts = client_counts([request(), request(index=1, chunk_tokens=(1, 1, 4)), failed()])
+    assert counts == DraftCounts(drafts=4, accepted=2 + 1 + 0 + 3, per_position=(3, 2, 1))
+    assert client_counts([request(chunk_tokens=None)]) is None
+
+
+BEFORE = SpecCounters(
+    drafts=10, drafted=30, accepted=12, accepted_per_position=(6, 4, 2), generation_tokens=100
+)
+AFTER = SpecCounters(
+    drafts=15, drafted=45, accepted=20, accepted_per_position=(10, 7, 3), generation_tokens=150
+)
+
+
+def test_counters_are_differenced() -> None:
+    found = difference(BEFORE, AFTER, settled=True)
+    assert found.delta == DraftCounts(drafts=5, drafted=15, accepted=8, per_position=(4, 3, 1))
+    assert (found.generation_tokens, found.settled, found.note) == (50, True, None)
+
+
+def test_a_restart_in_the_window_is_seen() -> None:
+    found = difference(AFTER, BEFORE, settled=True)
+    assert found.delta is None
+    assert "ran backwards" in (found.note or "")
+
+
+def test_counters_that_appear_in_the_window_began_at_zero() -> None:
+    assert difference(SpecCounters(), AFTER, settled=True).delta == DraftCounts(
+        drafts=15, drafted=45, accepted=20, per_position=(10, 7, 3)
+    )
+
+
+def test_missing_and_unsettled_counters_say_so() -> None:
+    assert "could not be read" in (difference(None, AFTER, settled=True).note or "")
+    assert "still moving" in (difference(BEFORE, AFTER, settled=False).note or "")
+    only_steps = SpecCounters(drafts=3)
+    assert difference(SpecCounters(drafts=1), only_steps, settled=True).delta is None
+
+
+class FakeAdapter:
+    """Reads `drafts running` from the text."""
+
+    metrics_path = "/metrics"
+
+    def counters(self, text: str) -> SpecCounters:
+        drafts, running = map(int, text.split())
+        return SpecCounters(drafts=drafts, running=running)
+
+
+def reader_of(answers: list[str], monkeypatch: pytest.MonkeyPatch) -> CounterReader:
+    monkeypatch.setattr(counters_module, "POLL_S", 0.001)
+    left = list(answers)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        text = left.pop(0) if len(left) > 1 else left[0]
+        return httpx.Response(200, text=text)
+
+    reader = CounterReader(FakeAdapter(), "http://h")  # type: ignore[arg-type]
+    reader._http = httpx.Client(transport=httpx.MockTransport(answer))
+    return reader
+
+
+def test_counters_are_polled_until_they_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, settled = reader_of(["1 1", "3 1", "5 0", "5 0"], monkeypatch).settled()
+    assert (found, settled) == (SpecCounters(drafts=5, running=0), True)
+
+
+def test_a_server_that_never_rests_is_unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, settled = reader_of(["1 1"], monkeypatch).settled(deadline_s=0.05)
+    assert (found, settled) == (SpecCounters(drafts=1, running=1), False)
+
+
+def test_unreadable_metrics_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reader_of(["nonsense"], monkeypatch).read() is None
+    assert reader_of(["nonsense"], monkeypatch).settled() == (None, False)
+
+
+def test_records_survive_the_store(tmp_path: Path) -> None:
+    acceptance = DraftCounts(drafts=2, drafted=6, accepted=3, per_position=(2, 1))
+    records = [request(acceptance=acceptance, text="é\n\x00", correct=True), failed(index=1)]
+    write_requests(tmp_path / "r.parquet", records)
+    assert read_requests(tmp_path / "r.parquet") == records
+    write_requests(tmp_path / "e.parquet", [])
+    assert read_requests(tmp_path / "e.parquet") == []
+
+
+def test_a_saved_cell_is_whole_and_replaces_an_interrupted_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    log = folder.new_launch("x") / "engine.log"
+    log.write_text("started\n")
+    folder.save_cell("a", [failed()], counters(), timeline(interrupted="died"), log)
+    assert not folder.has_cell("a")
+    assert folder.saved_cells(["a", "b"]) == ["a"]
+    folder.save_cell("a", [request()], counters(), timeline(), log)
+    assert folder.has_cell("a")
+    assert folder.requests("a") == [request()]
+    assert (folder.cell("a") / "engine.log").read_text() == "started\n"
+    assert [p.name for p in (tmp_path / "cells").iterdir()] == ["a"]
+    assert {p.name for p in folder.cell("a").iterdir()} == {
+        "requests.parquet", "counters.json", "timeline.json", "engine.log",
+    }  # fmt: skip
+
+
+def test_a_second_try_of_a_launch_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    names = [folder.new_launch("x").name for _ in range(11)]
+    assert names[:2] == ["x", "x.2"]
+    assert [p.name for p in folder.launch_dirs()] == names
+
+
+def test_an_atomic_write_leaves_the_old_file_when_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f.json"
+    write_atomic(path, b"old")
+
+    def broken(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", broken)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "summary.json"])
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, name: str) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(UsageError, match=f"{name}: no such file"):
+        folder.manifest() if name == "manifest.json" else folder.summary()
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match="cannot be read"):
+        folder.manifest() if name == "manifest.json" else folder.summary()
+
+
+def test_the_environment_is_captured() -> None:
+    found = environment()
+    assert found["cores"] >= 1
+    assert found["memory_bytes"] > 0
+    assert isinstance(found["gpus"], list)
+    assert versions()["msgspec"]
+    assert clock_anchor()["perf_counter_ns"] > 0
+
+
+def test_git_state_of_no_checkout_is_unknown(tmp_path: Path) -> None:
+    assert git_state(tmp_path) == (None, None)
