@@ -8,12 +8,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from harness.records import Caution, CellSummary, Manifest
+from harness.records import Caution, CellSummary, LaunchRecord, Manifest
 from harness.report import view, words
 from harness.report.run_data import RunData
 from harness.report.style import Plot
 from harness.report.tables import how_pooled, quality_rows
-from harness.report.verdict import standing, verdict_sentence
+from harness.report.verdict import standing, verdict_sentences
 from harness.report.view import Group, MetricRow
 
 MOST_ERRORS_SHOWN = 5
@@ -57,6 +57,7 @@ CELL_COLUMNS = (
     "variant",
     "load",
     "repeat",
+    "block",
     "status",
     "answered",
     "failed",
@@ -77,6 +78,7 @@ class Repeat:
 
     command: str
     facts: list[tuple[str, str]]
+    engines: list[tuple[str, str]]
     plan: str
     environment: list[tuple[str, str]]
     versions: list[tuple[str, str]]
@@ -91,7 +93,7 @@ class Page:
     schema: str
     meta: str
     standing: str
-    verdict: str
+    verdict: list[str]
     sections: list[tuple[str, str]]
     failures: list[str]
     cautions: list[dict[str, str]]
@@ -128,7 +130,7 @@ def make_page(run: RunData, plots: list[Plot]) -> Page:
         schema=words.one_line(summary.schema_version, 20),
         meta=_meta(run),
         standing=standing(summary),
-        verdict=verdict_sentence(summary),
+        verdict=verdict_sentences(summary),
         sections=sections,
         failures=failures,
         cautions=cautions,
@@ -139,7 +141,7 @@ def make_page(run: RunData, plots: list[Plot]) -> Page:
         plots=plots,
         cell_columns=CELL_COLUMNS,
         cells=[_cell_row(cell) for cell in summary.cells],
-        repeat=_repeat(manifest) if manifest else None,
+        repeat=_repeat(manifest, run.launches) if manifest else None,
         definitions=DEFINITIONS,
     )
 
@@ -242,6 +244,7 @@ def _cell_row(cell: CellSummary) -> list[tuple[str, str]]:
         _text(cell.variant),
         (_key(load), words.load_name(cell.load)),
         (str(cell.repeat), str(cell.repeat)),
+        (str(cell.block), str(cell.block)),
         _text(cell.status),
         (_key(m and m.requests_ok), words.count(m.requests_ok if m else None)),
         (_key(m and m.requests_failed), words.count(m.requests_failed if m else None)),
@@ -270,7 +273,7 @@ def _key(value: Any) -> str:
     return "" if value is None or words.missing(value) else repr(value)
 
 
-def _repeat(manifest: Manifest) -> Repeat:
+def _repeat(manifest: Manifest, launches: tuple[LaunchRecord, ...]) -> Repeat:
     dirty = {True: ", with uncommitted changes", False: "", None: ""}[manifest.git_dirty]
     return Repeat(
         command=words.one_line(shlex.join(manifest.command), 4000),
@@ -281,10 +284,21 @@ def _repeat(manifest: Manifest) -> Repeat:
             ("schema", manifest.schema_version),
             ("cells, in order", words.count(len(manifest.cells))),
         ],
+        engines=_engine_commands(launches),
         plan=json.dumps(manifest.plan, indent=2, ensure_ascii=False, default=str),
         environment=_flat(manifest.environment),
         versions=_flat(manifest.versions),
     )
+
+
+def _engine_commands(launches: tuple[LaunchRecord, ...]) -> list[tuple[str, str]]:
+    """Each engine's and variant's first command; an attached server has none."""
+    found: dict[str, str] = {}
+    for launch in launches:
+        if launch.argv:
+            name = words.one_line(f"{launch.engine}, {launch.variant}", 80)
+            found.setdefault(name, words.one_line(shlex.join(launch.argv), 4000))
+    return list(found.items())
 
 
 def _flat(tree: Any, path: str = "") -> list[tuple[str, str]]:

@@ -24,6 +24,9 @@ def launches(run: RunData) -> list[tuple[str, tuple[Phase, ...]]]:
     for data in run.cells:
         if data.timeline is not None and data.timeline.startup:
             seen.setdefault((data.engine, data.variant, data.repeat), data.timeline.startup)
+    for launch in run.launches:
+        if launch.phases:
+            seen.setdefault((launch.engine, launch.variant, launch.repeat), launch.phases)
     return [
         (f"{words.one_line(engine, 80)}, {variant}, repeat {repeat}", phases)
         for (engine, variant, repeat), phases in seen.items()

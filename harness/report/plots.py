@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from harness.report.samples import Floats
 
 VARIANTS: tuple[Variant, ...] = ("baseline", "speculative")
-LATENCIES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2el_s", "E2E latency"))
 MOST_GROUPS_DRAWN = 8
 MOST_CURVE_POINTS = 400
 
@@ -81,8 +80,8 @@ def _tick(group: Group, several: bool) -> str:
 def _throughput_at(axes: Axes, x: int, group: Group) -> None:
     offset = {"baseline": x - 0.17, "speculative": x + 0.17}
     blocks = {variant: _blocks(group, variant) for variant in VARIANTS}
-    for repeat in blocks["baseline"].keys() & blocks["speculative"].keys():
-        ends = [blocks[v][repeat] for v in VARIANTS]
+    for pair in blocks["baseline"].keys() & blocks["speculative"].keys():
+        ends = [blocks[v][pair] for v in VARIANTS]
         axes.plot(list(offset.values()), ends, color=style.INK, alpha=0.3, linewidth=0.8)
     for variant in VARIANTS:
         values = list(blocks[variant].values())
@@ -109,10 +108,10 @@ def _throughput_at(axes: Axes, x: int, group: Group) -> None:
         )
 
 
-def _blocks(group: Group, variant: Variant) -> dict[int, float]:
-    """Output tokens/s by repeat."""
+def _blocks(group: Group, variant: Variant) -> dict[tuple[int, int], float]:
+    """Output tokens/s by repeat and block, which a pair shares."""
     return {
-        cell.repeat: value
+        (cell.repeat, cell.block): value
         for cell in group.cells
         if cell.variant == variant
         and cell.metrics is not None
@@ -197,12 +196,12 @@ def _list(values: Iterable[float | None]) -> str:
 
 def latency(group: Group, cells: Sequence[CellData]) -> Plot | None:
     """TTFT, TPOT and E2E latency of both variants: the share of requests at or below."""
-    columns = {key: _pooled(cells, lambda s, key=key: getattr(s, key)) for key, _ in LATENCIES}
+    columns = {key: _pooled(cells, lambda s, key=key: getattr(s, key)) for key, _ in view.LATENCIES}
     if not any(len(v) for by in columns.values() for v in by.values()):
         return None
     figure, axes = style.new_figure(1, 3, (9.6, 3.3))
     notes = []
-    for ax, (key, label) in zip(axes, LATENCIES, strict=True):
+    for ax, (key, label) in zip(axes, view.LATENCIES, strict=True):
         for variant, values in columns[key].items():
             if not len(values):
                 continue

@@ -19,6 +19,7 @@ from harness.records import (
     Cell,
     CellSummary,
     EngineCounters,
+    LaunchRecord,
     LoadPoint,
     Manifest,
     Summary,
@@ -49,12 +50,16 @@ class CellData:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """A run's folder as read. `notes` are the cautions about the folder itself."""
+    """A run's folder as read. `notes` are the cautions about the folder itself.
+
+    `launches` has every start of an engine in the order of their folders' names.
+    """
 
     run_dir: Path
     summary: Summary
     manifest: Manifest | None
     cells: tuple[CellData, ...]
+    launches: tuple[LaunchRecord, ...] = ()
     notes: tuple[Caution, ...] = field(default=())
 
 
@@ -84,8 +89,19 @@ def read_run(run_dir: Path) -> RunData:
         )
     cells = tuple(_cell(run_dir, known, notes) for known in _known_cells(summary, manifest))
     return RunData(
-        run_dir=run_dir, summary=summary, manifest=manifest, cells=cells, notes=tuple(notes)
+        run_dir=run_dir,
+        summary=summary,
+        manifest=manifest,
+        cells=cells,
+        launches=tuple(_launches(run_dir, notes)),
+        notes=tuple(notes),
     )
+
+
+def _launches(run_dir: Path, notes: list[Caution]) -> list[LaunchRecord]:
+    paths = sorted((run_dir / "launches").glob("*/launch.json"))
+    found = [_read(path, LaunchRecord, notes) for path in paths]
+    return [launch for launch in found if launch is not None]
 
 
 def _empty_summary(run_dir: Path, manifest: Manifest | None) -> Summary:
@@ -177,7 +193,8 @@ def _read(path: Path, kind: type[R], notes: list[Caution], *, quiet: bool = Fals
 
 
 def _unreadable(path: Path, error: Exception) -> Caution:
-    where = path.name if path.parent.parent.name != "cells" else f"{path.parent.name}/{path.name}"
+    inside = path.parent.parent.name in ("cells", "launches")
+    where = f"{path.parent.name}/{path.name}" if inside else path.name
     return Caution(
         code="unreadable-file",
         text=f"{where} could not be read: {words.one_line(str(error), 200)}",

@@ -78,9 +78,11 @@ def how_pooled(groups: tuple[Group, ...]) -> str:
     every = {n for group in groups for n in group.blocks.values()}
     most = max(every, default=0)
     few = "" if len(every) < 2 else " at most"
+    told = next((group.method for group in groups if group.method), "over paired blocks")
+    method = f"speculative over baseline, {words.one_line(told, 200)}"
     return (
-        f"Throughput and latency: mean over {words.plural(most, 'block')} a variant{few}; "
-        "ratio: speculative over baseline, paired blocks, interval in brackets. "
+        f"Throughput and latency: mean over {words.plural(most, 'block')} a variant{few}; ratio: "
+        f"{method}. "
         "Acceptance, identical outputs and task accuracy: pooled counts."
     )
 
@@ -129,7 +131,9 @@ def quality_rows(group: Group) -> list[tuple[str, str, str]]:
     """Label, baseline and speculative of all that has no ratio: acceptance, identity, accuracy."""
     pooled = group.acceptance
     accuracy = group.accuracy
+    base, spec = group.quantiles["baseline"], group.quantiles["speculative"]
     rows = [
+        *((f"TTFT/TPOT/E2E, {q}, ms", _triple(base[q]), _triple(spec[q])) for q in base),
         ("acceptance rate", "", words.percent(pooled.rate if pooled else None)),
         ("acceptance length, tokens", "", words.fixed(pooled.length if pooled else None)),
         ("accepted, by position", "", _positions(pooled.per_position if pooled else ())),
@@ -137,8 +141,8 @@ def quality_rows(group: Group) -> list[tuple[str, str, str]]:
         ("identical outputs", "", identical(group)),
     ]
     if any(side.n for side in accuracy.values()):
-        base, spec = (accuracy[v] for v in ("baseline", "speculative"))
-        rows.append(("task accuracy", _accuracy(base.rate, base.n), _accuracy(spec.rate, spec.n)))
+        right = [_accuracy(accuracy[v].rate, accuracy[v].n) for v in ("baseline", "speculative")]
+        rows.append(("task accuracy", right[0], right[1]))
     base_ok, base_failed = group.requests["baseline"]
     spec_ok, spec_failed = group.requests["speculative"]
     if base_failed or spec_failed:
@@ -155,6 +159,12 @@ def identical(group: Group) -> str:
 
 def _positions(rates: tuple[float | None, ...] | tuple[float, ...]) -> str:
     return " / ".join(words.fixed(rate) for rate in rates) or DASH
+
+
+def _triple(seconds: tuple[float | None, ...]) -> str:
+    if all(words.missing(value) for value in seconds):
+        return DASH
+    return " / ".join(words.milliseconds(value) for value in seconds)
 
 
 def _accuracy(rate: float | None, n: int) -> str:

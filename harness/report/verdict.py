@@ -21,15 +21,20 @@ def verdict_sentence(summary: Summary) -> str:
     A void run says why and claims nothing. An engine without a paired comparison says what is
     known of it. Several engines are told one after the other.
     """
+    return " ".join(verdict_sentences(summary))
+
+
+def verdict_sentences(summary: Summary) -> list[str]:
+    """The same, one sentence an engine; a run that is void or measured nothing has one."""
     if summary.void is not None:
-        return f"Void, verdicts withheld: {words.one_line(summary.void).rstrip('.')}."
+        return [f"Void, verdicts withheld: {words.one_line(summary.void).rstrip('.')}."]
     groups = view.groups(summary)
     engines = dict.fromkeys(group.engine for group in groups)
     sentences = [_engine(engine, [g for g in groups if g.engine == engine]) for engine in engines]
     if not sentences:
         why = words.one_line(summary.failures[0]).rstrip(".") if summary.failures else "no cell ran"
-        return f"Nothing was measured: {why}."
-    return " ".join(_with_failure(sentence, summary) for sentence in sentences)
+        return [f"Nothing was measured: {why}."]
+    return [_with_failure(sentence, summary) for sentence in sentences]
 
 
 def standing(summary: Summary) -> Standing:

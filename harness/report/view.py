@@ -1,9 +1,9 @@
 """What every output of a report shows, worked out once from a `Summary`: no formatting here.
 
-A group is one engine under one load. Its repeats are pooled: throughput and latency quantiles
-are means over blocks (or the values of the paired comparison, where there is one, so that they
-agree with its ratio); acceptance, integrity and task accuracy are pooled counts, since an average
-of ratios weighs a short block like a long one.
+A group is one engine under one load. Its blocks are pooled: throughput and latencies are means
+over blocks (the geometric means of the paired comparison where there is one, so that they agree
+with its ratio); acceptance, integrity and task accuracy are pooled counts, since an average of
+ratios weighs a short block like a long one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,11 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One engine under one load: everything a report says of it."""
+    """One engine under one load: everything a report says of it.
+
+    `quantiles[variant]["p50"]`: TTFT, TPOT and E2E latency in seconds. `method` says how the
+    ratios' intervals were made.
+    """
 
     engine: str
     load: LoadPoint
@@ -97,6 +101,8 @@ class Group:
     acceptance: PooledAcceptance | None
     integrity: PooledIntegrity | None
     accuracy: dict[str, Accuracy]
+    quantiles: dict[str, dict[str, tuple[float | None, ...]]]
+    method: str | None
     blocks: dict[str, int]
     requests: dict[str, tuple[int, int]]
 
@@ -118,13 +124,15 @@ class PlacedCaution:
     cells: tuple[str, ...]
 
 
-def _median(name: str) -> Callable[[Metrics], float | None]:
+def _mean(name: str) -> Callable[[Metrics], float | None]:
     def read(metrics: Metrics) -> float | None:
         distribution: Distribution | None = getattr(metrics, name)
-        return None if distribution is None else distribution.p50
+        return None if distribution is None else distribution.mean
 
     return read
 
+
+LATENCIES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2el_s", "E2E latency"))
 
 METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
@@ -138,13 +146,13 @@ METRICS: tuple[MetricSpec, ...] = (
     *(
         MetricSpec(
             key=key,
-            label=f"{label}, p50, ms",
+            label=f"{label}, mean, ms",
             unit="ms",
             scale=1e3,
             more_is_better=False,
-            read=_median(key),
+            read=_mean(key),
         )
-        for key, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2el_s", "E2E latency"))
+        for key, label in LATENCIES
     ),
 )
 
@@ -172,19 +180,15 @@ def _group(
         load=load,
         workloads=tuple(dict.fromkeys(c.workload for c in cells)),
         cells=tuple(cells),
-        rows=tuple(_row(spec, sides, _find(mine, spec.key)) for spec in METRICS),
+        rows=tuple(_row(spec, sides, mine.get(spec.key)) for spec in METRICS),
         acceptance=pool_acceptance([c.acceptance for c in speculative if c.acceptance]),
         integrity=_pool_integrity(speculative),
         accuracy={v: _pool_accuracy(side) for v, side in sides.items()},
+        quantiles={v: _quantiles(side) for v, side in sides.items()},
+        method=next((c.method for c in mine.values()), None),
         blocks={v: sum(c.metrics is not None for c in side) for v, side in sides.items()},
         requests={v: _requests(side) for v, side in sides.items()},
     )
-
-
-def _find(mine: dict[str, Comparison], key: str) -> Comparison | None:
-    """The comparison of `key`, whether or not its name also says that it is the median."""
-    names = (key, f"{key}_p50", f"{key}.p50", f"p50_{key}")
-    return next((mine[name] for name in names if name in mine), None)
 
 
 def _row(
@@ -215,8 +219,21 @@ def _row(
     )
 
 
+def _quantiles(cells: Sequence[CellSummary]) -> dict[str, tuple[float | None, ...]]:
+    """TTFT, TPOT and E2E latency in seconds, by quantile: means over blocks."""
+
+    def over(name: str, quantile: str) -> float | None:
+        known = [cell.metrics for cell in cells if cell.metrics is not None]
+        return _mean_of([getattr(getattr(metrics, name), quantile) for metrics in known])
+
+    return {q: tuple(over(name, q) for name, _ in LATENCIES) for q in ("p50", "p99")}
+
+
 def _mean_over_blocks(spec: MetricSpec, cells: Sequence[CellSummary]) -> float | None:
-    values = [spec.read(cell.metrics) for cell in cells if cell.metrics is not None]
+    return _mean_of([spec.read(cell.metrics) for cell in cells if cell.metrics is not None])
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None and not words.missing(value)]
     return fmean(known) if known else None
 

@@ -156,7 +156,7 @@ def comparison(
         ci_low=low,
         ci_high=high,
         pairs=2,
-        method="paired log ratio",
+        method="geometric mean of the ratio over 2 paired blocks, 95% t interval on the log scale",
         verdict=verdict,
     )
 

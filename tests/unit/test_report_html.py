@@ -17,7 +17,7 @@ import pytest
 import report_run as made
 
 from harness.errors import UsageError
-from harness.records import Caution, Phase, Summary
+from harness.records import Caution, LaunchRecord, Phase, Summary
 from harness.report.html import write_report
 from harness.report.markdown import escape, fence
 from harness.report.samples import read_samples
@@ -171,7 +171,7 @@ def test_cells_table_sorts_by_plain_numbers(whole: tuple[Path, str, Reader]) -> 
     assert any("data-sortable" in table for table in reader.all("table"))
     keys = [td["data-value"] for td in reader.all("td") if "data-value" in td]
     assert "62.0" in keys
-    assert reader.text("button").startswith("cell engine variant load repeat status")
+    assert reader.text("button").startswith("cell engine variant load repeat block status")
     assert len(re.findall(r"<tr><td data-value=", page)) == 4
 
 
@@ -184,6 +184,28 @@ def test_markdown_has_the_same_numbers(whole: tuple[Path, str, Reader]) -> None:
     pictures = re.findall(r"\]\((plots/[^)]+)\)", text)
     assert len(pictures) == 5 and all((folder / p).is_file() for p in pictures)
     assert "```\npython -m harness run --set load.concurrency=1\n```" in text
+
+
+def test_starts_without_cells_show_their_phases_and_commands(tmp_path: Path) -> None:
+    told = made.summary(cells=(made.cell("baseline"),), comparisons=())
+    made.write_run(tmp_path, told)
+    launch = LaunchRecord(
+        name="vllm-speculative-r0",
+        engine="vllm",
+        variant="speculative",
+        repeat=0,
+        argv=("python", "-m", "server", "--k", "3"),
+        phases=(Phase(phase="load weights", start_s=0.0, end_s=None),),
+        ready_s=None,
+        failure="out of memory",
+    )
+    place = tmp_path / "launches" / launch.name
+    place.mkdir(parents=True)
+    (place / "launch.json").write_bytes(msgspec.json.encode(launch))
+    reader = Reader(write_report(tmp_path).read_text("utf-8"))
+    alts = [d["aria-label"] or "" for d in reader.all("div") if d.get("role") == "img"]
+    assert "vllm, speculative: load weights did not end" in alts[-1]
+    assert "python -m server --k 3" in reader.text("code")
 
 
 def test_writing_again_leaves_no_old_figure(tmp_path: Path) -> None:

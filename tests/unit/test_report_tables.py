@@ -26,11 +26,13 @@ def test_every_figure_is_there() -> None:
     assert lines[0].startswith("With this drafter, reference is 1.24x (1.15–1.33)")
     speed = line_with(lines, "output tokens/s").split()
     assert speed == ["output", "tokens/s", "50.5", "62.6", "1.24x", "(1.15–1.33)", "better"]
-    assert line_with(lines, "TTFT, p50, ms").split()[3:] == [
+    assert line_with(lines, "TTFT, mean, ms").split()[3:] == [
         "50.3", "51.3", "1.02x", "(0.96–1.08)", "undecided"
     ]  # fmt: skip
-    assert "20.1" in line_with(lines, "TPOT, p50, ms")
-    assert "2,060" in line_with(lines, "E2E latency, p50, ms")
+    assert "20.1" in line_with(lines, "TPOT, mean, ms")
+    assert "2,060" in line_with(lines, "E2E latency, mean, ms")
+    assert line_with(lines, "TTFT/TPOT/E2E, p50, ms").count("50.3 / 20.1 / 2,060") == 2
+    assert line_with(lines, "TTFT/TPOT/E2E, p99, ms").count("106 / 42.2 / 4,327") == 2
     assert line_with(lines, "acceptance rate").endswith("54.7%")
     assert line_with(lines, "acceptance length").endswith("2.64")
     assert line_with(lines, "accepted, by position").endswith("0.78 / 0.48 / 0.38")
@@ -67,7 +69,7 @@ def test_missing_values_are_en_dashes() -> None:
         comparisons=(),
     )
     lines = lines_of(told)
-    for start in ("output tokens/s", "TTFT", "TPOT", "E2E latency"):
+    for start in ("output tokens/s", "TTFT,", "TPOT,", "E2E latency"):
         assert line_with(lines, start).split()[-4:] == ["–"] * 4
     for start in ("acceptance rate", "acceptance length", "accepted, by position", "identical"):
         assert line_with(lines, start).endswith("–")

@@ -98,9 +98,10 @@ def test_speed_is_the_mean_over_blocks_that_have_it() -> None:
     assert row.speculative is None and row.verdict is None
 
 
-@pytest.mark.parametrize("name", ["ttft_s", "ttft_s_p50", "ttft_s.p50"])
-def test_a_comparison_gives_the_values_that_belong_to_its_ratio(name: str) -> None:
-    told = made.summary(comparisons=(made.comparison(name, 1.5, 1.2, 1.8, "worse", baseline=0.1),))
+def test_a_comparison_gives_the_values_that_belong_to_its_ratio() -> None:
+    told = made.summary(
+        comparisons=(made.comparison("ttft_s", 1.5, 1.2, 1.8, "worse", baseline=0.1),)
+    )
     (group,) = view.groups(told)
     row = group.row("ttft_s")
     assert row is not None
