@@ -14,6 +14,7 @@ On a CPU it runs with the `sgl_kernel` module of `engines/sglang_cpu` (see `docs
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from engines.base import (
     ServeSpec,
     SpecCounters,
 )
+from engines.prometheus import parse
 
 KERNEL_PATH = Path(__file__).with_name("sglang_cpu")
 CPU_BACKENDS = (
@@ -48,7 +50,7 @@ class SglangAdapter:
 
     name = "sglang"
     phases = (
-        PhaseMark(phase="arguments", pattern=r"\bserver_args="),
+        PhaseMark(phase="start_workers", pattern=r"\bserver_args="),
         PhaseMark(phase="distributed", pattern=r"Init parallel begin"),
         PhaseMark(phase="import_models", pattern=r"Init parallel ends"),
         # Both again for the drafter.
@@ -59,7 +61,7 @@ class SglangAdapter:
         PhaseMark(phase="graph_capture", pattern=r"Capture .*graph begin"),
         PhaseMark(phase="graph_captured", pattern=r"Capture .*graph end"),
         PhaseMark(phase="scheduler", pattern=r"\bmax_total_num_tokens="),
-        PhaseMark(phase="warmup", pattern=r"Uvicorn running on"),
+        PhaseMark(phase="warmup", pattern=r"Engine startup timings"),
         PhaseMark(phase="ready", pattern=r"The server is fired up and ready to roll"),
     )
     ready_path = "/ready"
@@ -217,7 +219,7 @@ def _check_cpu(spec: ServeSpec, config: dict[str, Any]) -> None:
 
 
 def _common_args(spec: ServeSpec) -> list[str]:
-    args = ["--model-path", str(spec.target), "--served-model-name", spec.served_name]
+    args = ["--model-path", str(spec.target.resolve()), "--served-model-name", spec.served_name]
     args += ["--host", spec.host, "--port", str(spec.port), "--dtype", spec.dtype]
     args += ["--context-length", str(spec.max_model_len)]
     args += ["--max-running-requests", str(spec.max_num_seqs)]
@@ -272,7 +274,8 @@ def _speculative_args(spec: ServeSpec, workdir: Path) -> list[str]:
     """Chain drafting of `k` tokens: one branch, k steps, k + 1 tokens verified."""
     assert spec.drafter is not None
     try:
-        folder = for_engine(spec.drafter, "sglang", spec.target, workdir / "drafter-sglang")
+        out = workdir.resolve() / "drafter-sglang"
+        folder = for_engine(spec.drafter, "sglang", spec.target, out)
     except DrafterError as error:
         raise EngineUsageError(str(error)) from None
     args = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(folder)]
@@ -288,18 +291,15 @@ def _read_metrics(text: str) -> dict[str, int]:
 
     Of tensor- and pipeline-parallel ranks, which all tell the same, only the first is taken.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
     totals: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if not sample.name.startswith("sglang:"):
-                continue
-            if any(sample.labels.get(rank, "0") != "0" for rank in ("tp_rank", "pp_rank")):
-                continue
-            name = sample.name.removeprefix("sglang:")
-            totals[name] = totals.get(name, 0.0) + sample.value
-    return {name: int(value) for name, value in totals.items() if value == value}
+    for sample in parse(text):
+        if not sample.name.startswith("sglang:"):
+            continue
+        if any(sample.labels.get(rank, "0") != "0" for rank in ("tp_rank", "pp_rank")):
+            continue
+        name = sample.name.removeprefix("sglang:")
+        totals[name] = totals.get(name, 0.0) + sample.value
+    return {name: round(value) for name, value in totals.items() if math.isfinite(value)}
 
 
 def _spec_details(payloads: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -240,7 +240,7 @@ LOG = """\
 [2026-01-01 10:00:08] Capture draft decode CUDA graph begin. backend=full, bs=[1, 2]
 [2026-01-01 10:00:09] Capture draft decode CUDA graph end. elapsed=1.00 s
 [2026-01-01 10:00:09] max_total_num_tokens=16384, chunked_prefill_size=4096
-[2026-01-01 10:00:09] INFO:     Uvicorn running on http://127.0.0.1:31020
+[2026-01-01 10:00:09] Engine startup timings (s): load_weight=0.13
 [2026-01-01 10:00:10] The server is fired up and ready to roll!
 """
 
@@ -251,7 +251,7 @@ def test_phases_follow_the_log() -> None:
         tracker.feed(line, float(second))
     assert [timing.phase for timing in tracker.timings(None)] == [
         "launch",
-        "arguments",
+        "start_workers",
         "distributed",
         "import_models",
         "load_weights",

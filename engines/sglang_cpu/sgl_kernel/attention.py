@@ -127,15 +127,21 @@ def extend_attention(
     # A verify batch extends every request by the same few tokens: one padded batch. Prefills
     # differ in length: one after another.
     alike = len(set(lengths)) == 1 and starts == list(range(0, sum(lengths), lengths[0] or 1))
-    groups = [list(range(len(lengths)))] if alike else [[i] for i in range(len(lengths))]
+    size = len(lengths) if alike else 1
     trees = None if tree_mask is None else _trees(tree_mask, lengths)
-    for group in groups:
-        new, width = lengths[group[0]], max(totals[i] for i in group)
+    for first in range(0, len(lengths), size):
+        group = slice(first, first + size)
+        new, width = lengths[first], max(totals[group])
         if new == 0:
             continue
-        first = starts[group[0]]
-        span = slice(first, first + new * len(group))
-        slots = req_to_token[req_pool_indices[group], :width]  # [G, L]
+        span = slice(starts[first], starts[first] + new * size)
+        query = q_extend[span].unflatten(0, (size, new))
+        if k_extend is not None and v_extend is not None and width == new:
+            keys = k_extend[span].unflatten(0, (size, new)).float()
+            values = v_extend[span].unflatten(0, (size, new)).float()
+        else:
+            slots = req_to_token[req_pool_indices[group], :width]  # [size, L]
+            keys, values = _gather(k_buffer, v_buffer, slots, k_scale, v_scale)
         mask = _extend_mask(
             seq_lens[group],
             new,
@@ -144,12 +150,6 @@ def extend_attention(
             tree=None if trees is None else trees[group],
             is_causal=is_causal,
         )
-        query = q_extend[span].unflatten(0, (len(group), new))
-        if k_extend is not None and v_extend is not None and width == new:
-            keys = k_extend[span].unflatten(0, (len(group), new)).float()
-            values = v_extend[span].unflatten(0, (len(group), new)).float()
-        else:
-            keys, values = _gather(k_buffer, v_buffer, slots, k_scale, v_scale)
         out = _attend(query, keys, values, mask, sm_scale, logit_cap, sinks)
         o_extend[span] = out.flatten(0, 1).to(o_extend.dtype)
 
@@ -244,6 +244,7 @@ def _attend(
     keys_t = keys.permute(0, 2, 3, 1)  # [B, kv, dk, L]
     values_t = values.permute(0, 2, 1, 3)  # [B, kv, L, dv]
     block = max(1, MAX_SCORES // max(1, batch * heads * length))
+    hidden = None if mask is None else ~mask
     outputs = []
     for first in range(0, tokens, block):
         part = query[:, first : first + block].float()  # [B, t, heads, dk]
@@ -252,9 +253,8 @@ def _attend(
         if logit_cap > 0:
             scores = logit_cap * torch.tanh(scores / logit_cap)
         scores = scores.view(batch, kv_heads, heads // kv_heads, -1, length)
-        if mask is not None:
-            hidden = ~mask[:, None, None, first : first + block]
-            scores.masked_fill_(hidden, float("-inf"))
+        if hidden is not None:
+            scores.masked_fill_(hidden[:, None, None, first : first + block], float("-inf"))
         weights = _softmax(scores, sinks)
         out = torch.matmul(weights.flatten(2, 3), values_t)  # [B, kv, G*t, dv]
         out = out.view(batch, heads, -1, values.shape[-1]).transpose(1, 2)
