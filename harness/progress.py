@@ -58,14 +58,15 @@ class _Counting:
         self.text = ""
         self.total: int | None = None
         self.done = self.failed = self.tokens = 0
-        self.cell_begun = time.monotonic()
+        self.cell_begun = self.last = time.monotonic()
 
     def start_cell(self, title: str, total: int | None) -> None:
         self.text, self.total = title, total
         self.done = self.failed = self.tokens = 0
-        self.cell_begun = time.monotonic()
+        self.cell_begun = self.last = time.monotonic()
 
     def count(self, record: RequestRecord) -> None:
+        self.last = time.monotonic()
         self.done += 1
         self.failed += record.status != "ok"
         self.tokens += record.output_tokens or 0
@@ -73,7 +74,7 @@ class _Counting:
     def line(self) -> str:
         if not self.done:
             return self.text
-        seconds = max(time.monotonic() - self.cell_begun, 1e-3)
+        seconds = max(self.last - self.cell_begun, 1e-3)
         of = f"/{self.total}" if self.total else ""
         failed = f", {self.failed} failed" if self.failed else ""
         return (

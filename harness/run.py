@@ -146,10 +146,10 @@ def measure_cell(
 ) -> None:
     """One cell: counters, load, counters, save. Raises `EngineFailed` after saving what came."""
     title = f"{cell.engine} {cell.variant} at {load_words(cell.load)}, repeat {cell.repeat + 1}"
-    progress.cell(title, cell.load.num_requests)
     reader = CounterReader(prepared.adapter, server.url, api_key(prepared.plan))
     try:
         before, _ = reader.settled()
+        progress.cell(title, cell.load.num_requests)
         driven = drive(
             asking_of(prepared, server, cell.variant),
             prompts,
@@ -159,10 +159,13 @@ def measure_cell(
             engine_gone=server.gone,
             on_done=progress.request,
         )
-        after, settled = (None, False) if driven.interrupted else reader.settled()
+        reason = driven.interrupted
+        if reason is None and any(r.status != "ok" for r in driven.records):
+            reason = server.lost()
+        after, settled = (None, False) if reason else reader.settled()
     finally:
         reader.close()
-    error = server.failed(driven.interrupted) if driven.interrupted else None
+    error = server.failed(reason) if reason else None
     begun_ns, ended_ns = window_ns(driven.records)
     folder.save_cell(
         cell.cell_id,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +14,14 @@ from engines.process import EngineProcess
 from harness.load.client import Asking
 from harness.load.datasets import Prompt
 from harness.load.drive import drive
+from harness.load.http import Origin, describe
 from harness.measure.metrics import from_histogram
 from harness.plan.schema import Plan
 from harness.prepare import Prepared, api_key, served_name
 from harness.progress import Progress
 from harness.records import Cell, DraftCounts, LoadPoint, Phase, Variant
+
+DEATH_SEEN_S = 1.0
 
 
 class Server(Protocol):
@@ -30,6 +35,9 @@ class Server(Protocol):
 
     def gone(self) -> str | None:
         """Why the server no longer answers, or None while it does."""
+
+    def lost(self) -> str | None:
+        """Asked once, after requests failed: whether the server is gone for good, and why."""
 
     def failed(self, reason: str) -> EngineFailed:
         """The error to end with, given what the client saw."""
@@ -52,6 +60,13 @@ class LaunchedServer:
             self._failure = self._process.failure()
         return None if self._failure is None else str(self._failure)
 
+    def lost(self) -> str | None:
+        # The client sees the reset connections a moment before the process is known to be dead.
+        end = time.monotonic() + DEATH_SEEN_S
+        while self.gone() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        return self.gone()
+
     def failed(self, reason: str) -> EngineFailed:
         self.gone()
         return self._failure or EngineFailed(
@@ -71,6 +86,14 @@ class AttachedServer:
         self.url = url
 
     def gone(self) -> str | None:
+        return None
+
+    def lost(self) -> str | None:
+        origin = Origin.parse(self.url)
+        try:
+            socket.create_connection((origin.host, origin.port), timeout=5.0).close()
+        except OSError as error:
+            return f"the server does not answer any more: {describe(error)}"
         return None
 
     def failed(self, reason: str) -> EngineFailed:

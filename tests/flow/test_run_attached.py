@@ -1,0 +1,223 @@
+"""The whole command line against servers that run already: the good case and the faults."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+ENGINE = Path(__file__).with_name("scripted_engine.py")
+QUICK = ["--set", "load.num_requests=4", "--set", "load.concurrency=1,2", "--set"]
+QUICK += ["load.warmup_requests=1", "--set", "compare.blocks=3"]
+
+Start = Callable[..., str]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start scripted servers; each call gives a URL. All are gone afterwards."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def go(*options: str) -> str:
+        port_file = tmp_path / f"port-{len(running)}"
+        running.append(subprocess.Popen([sys.executable, str(ENGINE), str(port_file), *options]))
+        deadline = time.monotonic() + 60
+        while not port_file.exists():
+            assert time.monotonic() < deadline, "the scripted server does not start"
+            time.sleep(0.02)
+        return f"http://127.0.0.1:{port_file.read_text()}"
+
+    yield go
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    right = " ".join(str(i) for i in range(12))
+    rows = [{"id": f"p{i}", "prompt": f"say {i}", "answer": right} for i in range(40)]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def harness(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        cwd=REPO, capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+
+
+def run_against(
+    tmp_path: Path, prompts: Path, urls: list[str], *more: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any], Path]:
+    arguments = ["run", "--out", str(tmp_path / "results"), *QUICK]
+    arguments += ["--set", f"workload.dataset={prompts}", *more]
+    for url in urls:
+        arguments += ["--url", url]
+    done = harness(*arguments)
+    lines = done.stdout.strip().splitlines()
+    assert lines, done.stderr
+    folder = Path(lines[-1])
+    return done, json.loads((folder / "summary.json").read_text()), folder
+
+
+def test_two_servers_are_compared(start: Start, prompts: Path, tmp_path: Path) -> None:
+    slow, fast = start(), start("--drafts", "3")
+    done, summary, folder = run_against(
+        tmp_path, prompts, [f"baseline={slow}/v1", f"speculative={fast}"]
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(summary["cells"]) == 12
+    order = [c["variant"][0] for c in summary["cells"] if c["load"]["concurrency"] == 1]
+    assert "".join(order) == "bssbbs"
+    speculative = next(c for c in summary["cells"] if c["variant"] == "speculative")
+    # Each answer: 1 token, then steps of 3, 3, 3 and a last one cut to 2.
+    acceptance = speculative["acceptance"]
+    assert acceptance["source"] == "counters"
+    assert (acceptance["drafts"], acceptance["accepted"]) == (16, 32)
+    assert acceptance["per_position"] == [1.0, 1.0, 0.0]
+    assert acceptance["sources"]["client"]["accepted"] == 28
+    assert speculative["integrity"]["identical"] == 4
+    assert speculative["metrics"]["task_accuracy"] == 1.0
+    speeds = [c for c in summary["comparisons"] if c["metric"] == "output_tokens_per_s"]
+    assert len(speeds) == 2
+    assert all(c["ratio"] > 1 and c["pairs"] == 3 for c in speeds)
+    for name in ("manifest.json", "report.html"):
+        assert (folder / name).stat().st_size > 0
+    for cell in summary["cells"]:
+        assert (folder / "cells" / cell["cell_id"] / "requests.parquet").exists()
+    assert "tok" in done.stdout
+    assert "concurrency 2" in done.stderr
+
+
+def test_a_wrong_token_is_found(start: Start, prompts: Path, tmp_path: Path) -> None:
+    urls = [f"baseline={start()}", f"speculative={start('--drafts', '3', '--wrong-every', '4')}"]
+    done, summary, _ = run_against(tmp_path, prompts, urls)
+    assert done.returncode == 0
+    diverged = [c["integrity"]["diverged"] for c in summary["cells"] if c["integrity"]]
+    assert sum(diverged) > 0
+    assert "outputs_diverged" in [c["code"] for c in summary["cautions"]]
+    first = next(c for c in summary["cells"] if c["integrity"] and c["integrity"]["diverged"])
+    assert first["integrity"]["first_divergence"][0]["candidate"] == 99 or (
+        first["integrity"]["first_divergence"][0]["unit"] == "character"
+    )
+
+
+def test_json_puts_the_summary_alone_on_stdout(start: Start, prompts: Path, tmp_path: Path) -> None:
+    arguments = ["run", "--out", str(tmp_path), *QUICK, "--set", f"workload.dataset={prompts}"]
+    done = harness(*arguments, "--json", "--url", f"speculative={start('--drafts', '3')}")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert {c["variant"] for c in summary["cells"]} == {"speculative"}
+    assert summary["comparisons"] == []
+    assert Path(done.stderr.strip().splitlines()[-1]).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("options", "variant"), [(("--drafts", "3"), "speculative"), ((), "baseline")]
+)
+def test_one_server_is_labelled_by_its_counters(
+    start: Start, prompts: Path, tmp_path: Path, options: tuple[str, ...], variant: str
+) -> None:
+    done, summary, _ = run_against(tmp_path, prompts, [start(*options)])
+    assert done.returncode == 0, done.stderr
+    assert {c["variant"] for c in summary["cells"]} == {variant}
+    assert f"the server is {variant}" in done.stderr
+
+
+def test_a_server_without_counters_cannot_be_told(
+    start: Start, prompts: Path, tmp_path: Path
+) -> None:
+    done, summary, _ = run_against(tmp_path, prompts, [start("--no-metrics", "--drafts", "3")])
+    assert done.returncode == 0, done.stderr
+    assert "variant_unknown" in [c["code"] for c in summary["cautions"]]
+
+
+def test_a_server_that_dies_ends_with_3_and_keeps_what_was_done(
+    start: Start, prompts: Path, tmp_path: Path
+) -> None:
+    urls = [f"baseline={start('--die-after', '12')}", f"speculative={start('--drafts', '3')}"]
+    done, summary, folder = run_against(tmp_path, prompts, urls)
+    assert done.returncode == 3, done.stderr
+    states = [c["status"] for c in summary["cells"]]
+    assert states.count("ok") == len(states) - 1 >= 2
+    dead = next(c for c in summary["cells"] if c["status"] != "ok")
+    assert dead["metrics"]["requests_failed"] > 0
+    assert summary["failures"]
+    (line,) = [text for text in done.stderr.splitlines() if text.startswith("harness:")]
+    assert "does not answer any more" in line or "requests in a row failed" in line
+    assert "Traceback" not in done.stderr
+    assert (folder / "report.html").exists()
+
+
+def test_a_server_that_refuses_everything_ends_with_3_before_measuring(
+    start: Start, prompts: Path, tmp_path: Path
+) -> None:
+    urls = [f"baseline={start('--refuse', '500')}", f"speculative={start()}"]
+    done, summary, _ = run_against(tmp_path, prompts, urls)
+    assert done.returncode == 3
+    assert "HTTP 500: refused" in done.stderr
+    assert summary["cells"] == []
+
+
+def test_ctrl_c_keeps_the_finished_cells_and_resume_goes_on(
+    start: Start, prompts: Path, tmp_path: Path
+) -> None:
+    urls = [f"baseline={start('--step-ms', '20')}", f"speculative={start('--drafts', '3')}"]
+    arguments = ["run", "--out", str(tmp_path), *QUICK, "--set", f"workload.dataset={prompts}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", *arguments, "--url", urls[0], "--url", urls[1]],
+        cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("*/cells/*/timeline.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "resume" in err
+    folder = Path(out.strip().splitlines()[-1])
+    summary = json.loads((folder / "summary.json").read_text())
+    kept = {c["cell_id"] for c in summary["cells"]}
+    assert 1 <= len(kept) < 12
+    stamps = {c: (folder / "cells" / c / "requests.parquet").stat().st_mtime_ns for c in kept}
+
+    done = harness("resume", str(folder))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "summary.json").read_text())
+    assert len(summary["cells"]) == 12
+    assert f"{12 - len(kept)} of 12 cells are missing" in done.stderr
+    for cell, stamp in stamps.items():
+        assert (folder / "cells" / cell / "requests.parquet").stat().st_mtime_ns == stamp
+
+    before = (folder / "summary.json").read_bytes()
+    again = harness("analyse", str(folder))
+    assert again.returncode == 0, again.stderr
+    assert (folder / "summary.json").read_bytes() == before
+    assert harness("report", str(folder)).stdout.strip() == str(folder / "report.html")
+
+
+def test_open_loop_tells_the_queueing(start: Start, prompts: Path, tmp_path: Path) -> None:
+    done, summary, _ = run_against(
+        tmp_path, prompts, [f"baseline={start()}"],
+        *("--set", "load.concurrency=none", "--set", "load.request_rate=40"),
+        *("--set", "load.num_requests=20", "--set", "compare.blocks=1"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (cell,) = summary["cells"]
+    assert cell["load"]["mode"] == "open"
+    assert cell["metrics"]["request_rate_achieved"] > 0
+    due, sent = cell["metrics"]["ttft_from_due_s"], cell["metrics"]["ttft_s"]
+    assert due["mean"] >= sent["mean"]

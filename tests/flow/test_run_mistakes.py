@@ -1,0 +1,136 @@
+"""Every mistake of the user: exit code 2, one clear line, nothing written, nothing started."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+
+
+def run_cli(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["harness", *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    shown = capsys.readouterr()
+    assert isinstance(left.value.code, int)
+    return left.value.code, shown.out, shown.err
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder with a config and no weights."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"model_type": "llama", "hidden_size": 8, "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def mistakes(tmp_path: Path) -> list[tuple[list[str], str]]:
+    typo = tmp_path / "typo.toml"
+    typo.write_text("[speculative]\nkk = 3\n")
+    return [
+        (["run", "--engine", "vlm"], "did you mean 'vllm'"),
+        (["run", "--set", "load.concurency=1"], "did you mean 'load.concurrency'"),
+        (["run", "--set", "speculative.k=zero"], "speculative.k=zero"),
+        (["run", "--set", "speculative.k"], "key=value"),
+        (["run", "--profile", "demmo"], "did you mean 'demo'"),
+        (["run", "--profile", "none/such.toml"], "no such file"),
+        (["run", "--profile", str(typo)], f"{typo}: unknown key 'speculative.kk'"),
+        (["run", "--variants", "fast"], "--variants fast"),
+        (["run", "--url", "http://127.0.0.1:1"], "nothing answers there"),
+        (["run", "--url", "fast=http://127.0.0.1:1"], "baseline or speculative"),
+        (["run", "--url", "http://a", "--url", "http://b"], "several servers"),
+        (["run", "--url", "ftp://a"], "not a URL"),
+        (["run", "--engine", "openai"], "give its --url"),
+        (["run", "--engine", "vllm", "--engine", "sglang", "--url", "http://a"], "one --engine"),
+        (["run", "--set", "target.path=/no/such/model"], "/no/such/model"),
+        (["run", "--variants", "baseline", "--set", "target.path=/no/such"], "no such folder"),
+        (["run", "--set", "drafter.path=/no/drafter"], "/no/drafter: no such folder"),
+        (["run", "--set", "workload.dataset=no.jsonl"], "no such file"),
+        (["run", "--set", "workload.dataset=random"], "no generated prompts"),
+        (["run", "--set", "load.num_requests=1", "--set", "load.duration_s=1"], "not both"),
+        (["run", "--nonsense"], "--nonsense"),
+        (["report", str(tmp_path)], "not a run's folder"),
+        (["analyse", str(tmp_path)], "is this the folder of a run"),
+        (["resume", str(tmp_path / "none")], "is this the folder of a run"),
+        (["engines", "show", "demo", "--engine", "vlm"], "did you mean 'vllm'"),
+        (["frobnicate"], "frobnicate"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(26))
+def test_a_mistake_is_one_line_and_exit_code_2(
+    number: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    every = mistakes(tmp_path)
+    assert len(every) == 26
+    arguments, needle = every[number]
+    if arguments[0] == "run":
+        arguments = [*arguments, "--out", str(tmp_path / "out")]
+    code, out, err = run_cli(arguments, capsys, monkeypatch)
+    told = [line for line in err.splitlines() if line.startswith("harness:")]
+    assert code == 2, err
+    assert len(told) == 1, err
+    assert needle in told[0]
+    assert "Traceback" not in err
+    assert out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_weights_are_named(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = ["run", "--variants", "baseline", "--set", f"target.path={checkpoint}"]
+    arguments += ["--out", str(tmp_path / "out")]
+    code, _, err = run_cli(arguments, capsys, monkeypatch)
+    assert code == 2
+    assert "model.safetensors: missing" in err
+
+    shards = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(shards))
+    (checkpoint / "one.safetensors").write_bytes(b"")
+    code, _, err = run_cli(arguments, capsys, monkeypatch)
+    assert code == 2
+    assert "two.safetensors: missing, 1 of 2" in err
+
+
+def test_a_port_in_use_is_seen_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        arguments = ["run", "--set", f"engine.port={port}", "--out", str(tmp_path / "out")]
+        code, _, err = run_cli(arguments, capsys, monkeypatch)
+    assert code == 2
+    assert f"port {port}" in err
+    assert "in use" in err
+
+
+def test_help_and_engines_list(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = run_cli(["--help"], capsys, monkeypatch)
+    assert code == 0
+    assert "resume" in out
+    code, out, _ = run_cli(["engines", "list"], capsys, monkeypatch)
+    assert code == 0
+    assert "reference" in out
+    code, out, _ = run_cli(["engines", "show", "demo"], capsys, monkeypatch)
+    assert code == 0
+    assert json.loads(out)["speculative"]["k"] == 3
