@@ -175,6 +175,8 @@ class Engine:
     def _prefill(self, request: Request) -> None:
         """Run a prompt, take its first token, and give the request the next free slot."""
         slot, prompt = len(self.running), request.prompt
+        self.running.append(request)
+        self._lengths.append(len(prompt))
         request.started = time.perf_counter()
         aux_layers = self.proposer.aux_layers if self.proposer is not None else ()
         sink = (
@@ -189,8 +191,6 @@ class Engine:
             uniform = torch.tensor([[request.random.random()]], device=self.device)
             token = int(pick(distributions(logits, [request.params]), uniform))
         self.metrics.prompt_tokens.inc(len(prompt))
-        self.running.append(request)
-        self._lengths.append(len(prompt))
         if self.proposer is not None:
             request.drafts = DraftLog(k=self.k)
         self._deliver([request], [[token]], raw)

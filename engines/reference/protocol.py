@@ -32,30 +32,14 @@ NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "tool_choice": (None, "none"),
     "spaces_between_special_tokens": (True, None),
 }
-SHARED = frozenset(
-    [
-        "model",
-        "stream",
-        "stream_options",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "min_tokens",
-        "logprobs",
-        "prompt_logprobs",
-        "skip_special_tokens",
-        "include_stop_str_in_output",
-        "return_token_ids",
-        "return_tokens_as_token_ids",
-        "add_special_tokens",
-    ]
-)
+# fmt: off
+SHARED = frozenset({
+    "model", "stream", "stream_options", "max_tokens", "temperature", "top_p", "top_k", "min_p",
+    "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "logprobs", "prompt_logprobs",
+    "skip_special_tokens", "include_stop_str_in_output", "return_token_ids",
+    "return_tokens_as_token_ids", "add_special_tokens",
+})
+# fmt: on
 COMPLETION_FIELDS = SHARED | {"prompt"}
 CHAT_FIELDS = SHARED | {
     "messages",
