@@ -19,13 +19,16 @@ from harness.report.view import Group, MetricRow
 MOST_ERRORS_SHOWN = 5
 
 DEFINITIONS: tuple[tuple[str, str], ...] = (
-    ("output tokens/s", "output tokens of all answered requests, by the measured window's length"),
-    ("TTFT", "from the request's last byte sent to the arrival of its first token"),
+    (
+        "output tokens/s",
+        "output tokens of whole answers, by the time from first sent to last chunk",
+    ),
+    ("TTFT", "from the request's last byte sent to the arrival of its first chunk"),
     (
         "TPOT",
         "time from the first chunk to the last, by the tokens after the first chunk",
     ),
-    ("E2E latency", "from the request's last byte sent to the arrival of its last token"),
+    ("E2E latency", "from the request's last byte sent to the arrival of its last chunk"),
     ("gap between chunks", "one verify step with speculation, which may bring several tokens"),
     ("acceptance rate", "accepted draft tokens by drafted tokens, counts pooled"),
     ("acceptance length", "tokens a verify step yields: 1 + accepted by drafts"),
@@ -56,8 +59,7 @@ CELL_COLUMNS = (
     "engine",
     "variant",
     "load",
-    "repeat",
-    "block",
+    "start, block",
     "status",
     "answered",
     "failed",
@@ -243,8 +245,7 @@ def _cell_row(cell: CellSummary) -> list[tuple[str, str]]:
         _text(cell.engine),
         _text(cell.variant),
         (_key(load), words.load_name(cell.load)),
-        (str(cell.repeat), str(cell.repeat)),
-        (str(cell.block), str(cell.block)),
+        (f"{cell.repeat}.{cell.block:06d}", f"{cell.repeat + 1}, {cell.block + 1}"),
         _text(cell.status),
         (_key(m and m.requests_ok), words.count(m.requests_ok if m else None)),
         (_key(m and m.requests_failed), words.count(m.requests_failed if m else None)),

@@ -315,7 +315,7 @@ def _plain_log_ticks(ax: Axes) -> None:
     low, high = ax.get_xlim()
     spans = high / max(low, 1e-9)
     subs: tuple[float, ...] = (1.0,)
-    if spans < 200:
+    if spans < 2000:
         subs = (1.0, 2.0, 5.0) if spans > 10 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
     ax.xaxis.set_major_locator(LogLocator(base=10, subs=subs))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))

@@ -81,17 +81,17 @@ def how_pooled(groups: tuple[Group, ...]) -> str:
     told = next((group.method for group in groups if group.method), "over paired blocks")
     method = f"speculative over baseline, {words.one_line(told, 200)}"
     return (
-        f"Throughput and latency: mean over {words.plural(most, 'block')} a variant{few}; ratio: "
-        f"{method}. "
+        f"Throughput and latency: average over {words.plural(most, 'block')} a variant{few}; "
+        f"ratio: {method}. "
         "Acceptance, identical outputs and task accuracy: pooled counts."
     )
 
 
 def _overview(groups: tuple[Group, ...], *, void: bool) -> Table:
     table = _table("All engines and loads")
-    table.add_column("engine, load", overflow="fold", ratio=3)
-    for name in ("baseline tok/s", "spec. tok/s", "ratio (interval)", "accepted", "identical"):
-        table.add_column(name, justify="right", no_wrap=name != "ratio (interval)")
+    table.add_column("engine, load", overflow="fold", ratio=1)
+    for name in ("baseline", "spec. tok/s", "ratio (interval)", "accepted", "identical"):
+        table.add_column(name, justify="right", no_wrap=True)
     for group in groups:
         speed = group.row("output_tokens_per_s")
         accepted = None if group.acceptance is None else group.acceptance.rate
@@ -108,7 +108,7 @@ def _overview(groups: tuple[Group, ...], *, void: bool) -> Table:
 
 def _group_table(group: Group, *, void: bool) -> Table:
     table = _table(_plain(group.name))
-    table.add_column("", overflow="fold", min_width=22, ratio=3)
+    table.add_column("", no_wrap=True, min_width=22)
     table.add_column("baseline", justify="right", overflow="fold")
     table.add_column("speculative", justify="right", overflow="fold")
     table.add_column("ratio (interval)", justify="right", no_wrap=True, min_width=17)
@@ -135,7 +135,7 @@ def quality_rows(group: Group) -> list[tuple[str, str, str]]:
     rows = [
         *((f"TTFT/TPOT/E2E, {q}, ms", _triple(base[q]), _triple(spec[q])) for q in base),
         ("acceptance rate", "", words.percent(pooled.rate if pooled else None)),
-        ("acceptance length, tokens", "", words.fixed(pooled.length if pooled else None)),
+        ("acceptance length", "", words.fixed(pooled.length if pooled else None)),
         ("accepted, by position", "", _positions(pooled.per_position if pooled else ())),
         ("  given the one before", "", _positions(pooled.conditional if pooled else ())),
         ("identical outputs", "", identical(group)),

@@ -52,10 +52,13 @@ def percent(fraction: float | None, decimals: int = 1) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """The ends of an interval, joined by an en dash; empty where there is no interval."""
+    """The ends of an interval, joined by an en dash; empty where there is no interval.
+
+    An end beyond 100 says nothing but "very wide", and is cut.
+    """
     if low is None or high is None or missing(low) or missing(high):
         return ""
-    return f"{low:.2f}{DASH}{high:.2f}"
+    return DASH.join("100+" if end > 100 else f"{end:.2f}" for end in (low, high))
 
 
 def ratio(value: float | None, low: float | None, high: float | None) -> str:

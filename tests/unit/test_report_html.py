@@ -17,6 +17,8 @@ import pytest
 import report_run as made
 
 from harness.errors import UsageError
+from harness.measure import metrics
+from harness.measure.store import write_requests
 from harness.records import Caution, LaunchRecord, Phase, Summary
 from harness.report.html import write_report
 from harness.report.markdown import escape, fence
@@ -171,7 +173,7 @@ def test_cells_table_sorts_by_plain_numbers(whole: tuple[Path, str, Reader]) -> 
     assert any("data-sortable" in table for table in reader.all("table"))
     keys = [td["data-value"] for td in reader.all("td") if "data-value" in td]
     assert "62.0" in keys
-    assert reader.text("button").startswith("cell engine variant load repeat block status")
+    assert reader.text("button").startswith("cell engine variant load start, block status")
     assert len(re.findall(r"<tr><td data-value=", page)) == 4
 
 
@@ -372,17 +374,16 @@ def test_a_folder_that_is_no_run_is_the_users_mistake(tmp_path: Path) -> None:
 def test_samples_follow_the_definitions(tmp_path: Path, lists_as_json: bool) -> None:
     records = made.requests(made.cell("speculative", status="partial"))
     path = tmp_path / "requests.parquet"
-    made.write_requests(path, records, lists_as_json=lists_as_json)
+    if lists_as_json:
+        made.write_requests(path, records, lists_as_json=True)
+    else:
+        write_requests(path, records)
     samples = read_samples(path)
-    ttft, tpot, e2el, gaps = [], [], [], []
-    for r in records:
-        if r.status != "ok":
-            continue
-        assert r.sent_ns is not None and r.chunk_tokens and r.output_tokens
-        ttft.append((r.chunk_ns[0] - r.sent_ns) / 1e9)
-        e2el.append((r.chunk_ns[-1] - r.sent_ns) / 1e9)
-        tpot.append((r.chunk_ns[-1] - r.chunk_ns[0]) / 1e9 / (r.output_tokens - r.chunk_tokens[0]))
-        gaps.extend(np.diff(r.chunk_ns) / 1e9)
+    whole = [r for r in records if r.status == "ok"]
+    ttft = [metrics.ttft_s(r) for r in whole]
+    tpot = [metrics.tpot_s(r) for r in whole]
+    e2el = [metrics.e2el_s(r) for r in whole]
+    gaps = [gap for r in whole for gap in metrics.icl_s(r)]
     for found, expected in (
         (samples.ttft_s, ttft),
         (samples.tpot_s, tpot),
@@ -402,8 +403,11 @@ def test_samples_leave_out_what_is_undefined(tmp_path: Path) -> None:
     no_chunk = msgspec.structs.replace(record, chunk_ns=(), chunk_tokens=None)
     unsent = msgspec.structs.replace(record, sent_ns=None)
     path = tmp_path / "requests.parquet"
-    made.write_requests(path, [no_chunk, one_chunk, unsent])
+    records = [no_chunk, one_chunk, unsent]
+    write_requests(path, records)
     samples = read_samples(path)
+    known = [r for r in records if metrics.ttft_s(r) is not None]
+    assert known == [one_chunk] and metrics.tpot_s(one_chunk) is None
     assert len(samples.ttft_s) == len(samples.e2el_s) == 1
     assert len(samples.tpot_s) == 0
     assert samples.ttft_s[0] == samples.e2el_s[0]

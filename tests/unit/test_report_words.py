@@ -47,6 +47,7 @@ def test_missing_values_are_dashes_everywhere() -> None:
 def test_ratio_with_and_without_interval() -> None:
     assert words.ratio(1.2399, 1.1501, 1.334) == "1.24x (1.15–1.33)"
     assert words.ratio(0.66, None, None) == "0.66x"
+    assert words.ratio(0.3, 0.00001, 41994.59) == "0.30x (0.00–100+)"
 
 
 def test_units() -> None:
