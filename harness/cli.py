@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="harness",
     help="Is this drafter worth shipping? Speculative decoding, measured from the serving side.",
+    epilog="With --debug anywhere on the line an error shows its traceback.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -110,22 +111,16 @@ def report(run_folder: RunFolder) -> None:
 
 @engines_app.command("list")
 def engines_list() -> None:
-    """Name the engines, and whether each can be started here."""
-    from engines.base import EngineError
+    """Name the engines and the environments that they are started in."""
     from engines.catalog import names
-    from engines.install import engine_python
+    from engines.install import RECIPES, state
 
+    known = {"reference": "embedded, always there", "openai": "attach to any server with --url"}
     for name in names():
-        if name == "openai":
-            state = "attach to a running server with --url"
-        elif name == "reference":
-            state = "embedded"
-        else:
-            try:
-                state = f"installed: {engine_python(name)}"
-            except EngineError as error:
-                state = str(error)
-        print(f"{name:<10} {state}")
+        print(f"{name:<12} {known.get(name, 'started in an environment of its own:')}")
+        for environment in RECIPES:
+            if environment.partition("-")[0] == name:
+                print(f"  {environment:<10} {state(environment)}")
 
 
 @engines_app.command("show")

@@ -113,17 +113,19 @@ def prepare(request: Request, name: str) -> Prepared:
     plan = build(source, name, list(request.sets))
     load_points(plan.load)
     variants = request.variants or VARIANTS
+    for path in (plan.target.path, plan.drafter.path):
+        if path is not None:
+            check_checkpoint(Path(path).expanduser().resolve())
     if "speculative" in variants and plan.target.path and not plan.drafter.path:
         raise UsageError(
             "drafter.path: not set; give --set drafter.path=DIR, or --variants baseline"
         )
-    for path in (plan.target.path, plan.drafter.path):
-        if path is not None:
-            check_checkpoint(Path(path).expanduser().resolve())
     if plan.engine.port is not None:
         check_port("127.0.0.1", plan.engine.port)
     if plan.workload.dataset not in ("demo", "builtin"):
         load_prompts(plan.workload.dataset)
+    if needs_pair(plan):
+        check_engine(adapter, plan)
     pair = demo_pair(plan) if needs_pair(plan) else None
     prepared = Prepared(
         name=name,
@@ -145,6 +147,22 @@ def prepare(request: Request, name: str) -> Prepared:
 def needs_pair(plan: Plan) -> bool:
     """Whether the demo pair is the target or gives the prompts."""
     return plan.target.path is None or plan.workload.dataset == "demo"
+
+
+def check_engine(adapter: Adapter, plan: Plan) -> None:
+    """Raise what the engine has to say before minutes are spent on making the pair it serves.
+
+    What it says of the pair's own folder does not count: that is still to be made.
+    """
+    unmade = Path("demo-pair-still-to-be-made")
+    spec = ServeSpec(
+        target=unmade, served_name="demo", port=plan.engine.port or 1, device=plan.engine.device
+    )
+    try:
+        adapter.check(spec)
+    except EngineUsageError as error:
+        if str(unmade) not in str(error):
+            raise
 
 
 def _path(given: str | None, pair: Path | None, part: str) -> Path:

@@ -1,0 +1,124 @@
+"""The whole command line on the embedded engine with the demo pair: as a newcomer runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+SMALL = ["--set", "load.num_requests=6", "--set", "load.concurrency=1,2"]
+SMALL += ["--set", "compare.launches=2", "--set", "load.warmup_requests=1"]
+
+
+def start(out: Path, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness", "run", "--out", str(out), *SMALL, *more],
+        cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def engines_under(pid: int) -> list[int]:
+    """The reference engines below a process, by /proc."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            continue
+    found = []
+    for child in parents:
+        line = Path(f"/proc/{child}/cmdline")
+        above, at = set(), child
+        while at in parents and at not in above:
+            above.add(at)
+            at = parents[at]
+        try:
+            words = line.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if pid in above and words[1:3] == [b"-m", b"engines.reference"]:
+            found.append(child)
+    return found
+
+
+def result(out: str) -> tuple[Path, dict[str, Any]]:
+    folder = Path(out.strip().splitlines()[-1])
+    return folder, json.loads((folder / "summary.json").read_text())
+
+
+def test_the_demo_run(demo_pair: Path, tmp_path: Path) -> None:
+    process = start(tmp_path)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    folder, summary = result(out)
+    assert [c["variant"] for c in summary["cells"][::2]] == [
+        "baseline", "speculative", "speculative", "baseline",
+    ]  # fmt: skip
+    for cell in summary["cells"]:
+        assert cell["status"] == "ok"
+        assert cell["metrics"]["task_n"] > 0
+        if cell["variant"] == "baseline":
+            assert cell["acceptance"] is None
+            continue
+        acceptance = cell["acceptance"]
+        assert acceptance["source"] == "counters"
+        assert acceptance["sources"]["counters"] == acceptance["sources"]["per_request"]
+        assert 1 < acceptance["length"] < 4
+        assert cell["integrity"]["identical"] == cell["integrity"]["compared"] == 6
+    assert len([c for c in summary["comparisons"] if c["metric"] == "output_tokens_per_s"]) == 2
+    assert "of draft tokens accepted; output identical (24 of 24)" in " ".join(out.split())
+    for name in ("manifest.json", "report.html", "report.md"):
+        assert (folder / name).stat().st_size > 0
+    log = folder / "cells" / summary["cells"][0]["cell_id"] / "engine.log"
+    assert "ready" in log.read_text()
+
+
+def test_an_engine_killed_in_the_middle(demo_pair: Path, tmp_path: Path) -> None:
+    process = start(tmp_path, "--set", "load.num_requests=20")
+    deadline = time.monotonic() + 300
+    while not list(tmp_path.glob("*/cells/*/timeline.json")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    (engine,) = engines_under(process.pid)
+    os.kill(engine, signal.SIGKILL)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 3, err
+    _, summary = result(out)
+    assert summary["cells"][0]["status"] == "ok"
+    dead = summary["cells"][-1]
+    assert dead["status"] in ("partial", "failed")
+    assert dead["metrics"]["requests_failed"] > 0
+    assert "SIGKILL" in summary["failures"][0]
+    (line,) = [text for text in err.splitlines() if text.startswith("harness:")]
+    assert "while serving" in line
+    assert "engine.log" in line
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_engine_behind(
+    demo_pair: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    process = start(tmp_path)
+    deadline = time.monotonic() + 300
+    while not engines_under(process.pid):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    (engine,) = engines_under(process.pid)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert not Path(f"/proc/{engine}").exists()
+    _, summary = result(out)
+    assert summary["cells"] == []
