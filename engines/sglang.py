@@ -107,7 +107,7 @@ class SglangAdapter:
         for text in (scheduler.group(0) if scheduler else "", log_text):
             errors = _EXCEPTION.findall(text)
             if errors:
-                return str(errors[-1]).strip()
+                return " ".join(errors[-1].split())
         usage = re.search(r"^sglang.*?: error: (.+)$", log_text, re.MULTILINE)
         return usage.group(1) if usage else None
 
@@ -165,7 +165,10 @@ class SglangAdapter:
 
 
 _BLOCK = re.DOTALL | re.MULTILINE
-_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*$", re.MULTILINE)
+# A message that ends with a colon goes on in the next line.
+_EXCEPTION = re.compile(
+    r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b(?:.*:\n[^\n]+|.*)$", re.MULTILINE
+)
 
 
 def _python(spec: ServeSpec) -> str:
@@ -278,12 +281,21 @@ def _speculative_args(spec: ServeSpec, workdir: Path) -> list[str]:
         folder = for_engine(spec.drafter, "sglang", spec.target, out)
     except DrafterError as error:
         raise EngineUsageError(str(error)) from None
+    _drop_nulls(folder / "config.json")
     args = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(folder)]
     args += ["--speculative-num-steps", str(spec.k), "--speculative-eagle-topk", "1"]
     args += ["--speculative-num-draft-tokens", str(spec.k + 1)]
     if spec.device == "cpu":
         args += ["--speculative-draft-attention-backend", "intel_amx"]
     return args
+
+
+def _drop_nulls(path: Path) -> None:
+    """Leave out of a config what is null: transformers' typed configs refuse it for some keys
+    (`n_routed_experts` of an MLA drafter), and a key that is missing says the same."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config = {key: value for key, value in config.items() if value is not None}
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _read_metrics(text: str) -> dict[str, int]:

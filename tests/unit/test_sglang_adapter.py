@@ -139,6 +139,14 @@ def test_layer_ids_are_written_in_sglangs_reading(
     assert (folder / "model.safetensors").exists()
 
 
+def test_nulls_are_left_out_of_the_drafters_config(drafted: ServeSpec, tmp_path: Path) -> None:
+    drafter = _folder(tmp_path / "d", {**DRAFTER, "n_routed_experts": None}, weights=True)
+    SglangAdapter().launch(replace(drafted, drafter=drafter), tmp_path)
+    config = json.loads((tmp_path / "drafter-sglang" / "config.json").read_text())
+    assert "n_routed_experts" not in config
+    assert config["hidden_size"] == DRAFTER["hidden_size"]
+
+
 def test_a_drafter_sglang_cannot_express_is_a_usage_error(
     drafted: ServeSpec, tmp_path: Path
 ) -> None:
@@ -304,6 +312,11 @@ OSError: /nowhere is no model
         (
             "usage: sglang serve [-h]\nsglang serve: error: unrecognized arguments: --bogus 3\n",
             "unrecognized arguments: --bogus 3",
+        ),
+        (
+            "Traceback (most recent call last):\nhub.errors.FieldError: Invalid 'experts':\n"
+            "    TypeError: expected int, got NoneType\n",
+            "hub.errors.FieldError: Invalid 'experts': TypeError: expected int, got NoneType",
         ),
         (LOG, None),
         ("", None),
