@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 
 from engines.base import Adapter
@@ -97,7 +99,7 @@ def served_model(root: str, plan: Plan) -> str:
 
 def _first_line(error: Exception) -> str:
     text = str(error) or type(error).__name__
-    return text.splitlines()[0].lower()
+    return re.sub(r"^\[errno -?\d+\] ", "", text.splitlines()[0].lower())
 
 
 def label_server(

@@ -22,7 +22,7 @@ class EngineSection(Section, frozen=True, kw_only=True):
     """How the engine is served; `extra_args` and `extra_env` are passed on as they are."""
 
     port: Port | None = None
-    dtype: str = "auto"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     device: str = "cpu"
     max_model_len: Positive | None = None
     max_num_seqs: Positive | None = None
