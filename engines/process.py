@@ -245,10 +245,9 @@ class EngineProcess:
             return False
         with contextlib.suppress(BlockingIOError, ValueError):  # nothing said yet; stopped
             said = os.read(self._process.stdout.fileno(), 64)
-            # End of file without a code: the supervisor itself was killed.
-            self._code = int(said) if said else 128 + signal.SIGKILL
+            self._code = int(said) if said else self._supervisor_code()
         if self._code is None and self._process.poll() is not None:
-            self._code = self._process.returncode
+            self._code = self._supervisor_code()
         if self._code is not None:
             self._died_s = self._elapsed()
         return self._code is None
@@ -281,6 +280,12 @@ class EngineProcess:
         self.alive()  # takes note of the exit code before the pipe goes
         if process.stdout is not None:
             process.stdout.close()
+
+    def _supervisor_code(self) -> int:
+        """The code of a supervisor that has left: the engine's, unless it was killed itself."""
+        assert self._process is not None
+        code = self._process.wait()
+        return 128 - code if code < 0 else code
 
     def _sweep(self) -> None:
         """Kill what bears this engine's mark: only a supervisor killed itself leaves any."""

@@ -60,8 +60,9 @@ SERVER = """
         sys.exit(7)
     if mode == "leave-orphan":
         orphan("import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-               "print('orphan', os.getpid(), flush=True); time.sleep(600)")
-        time.sleep(0.3)
+               "print('orphan', os.getpid(), flush=True); open('deaf', 'w'); time.sleep(600)")
+        while not os.path.exists("deaf"):
+            time.sleep(0.02)
         sys.exit(9)
     if mode == "hang":
         time.sleep(600)
@@ -115,7 +116,7 @@ def make(tmp_path: Path) -> Iterator[Any]:
     script.write_text(textwrap.dedent(SERVER))
     made: list[EngineProcess] = []
 
-    def build(mode: str, *, deadline_s: float = 30.0, **more: Any) -> EngineProcess:
+    def build(mode: str, *, deadline_s: float = 120.0, **more: Any) -> EngineProcess:
         spec = ServeSpec(target=tmp_path, served_name="m", port=more.pop("port", free_port()))
         engine = EngineProcess(
             FakeAdapter(script, mode),
@@ -141,7 +142,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def gone(pids: list[int], within_s: float = 20.0) -> bool:
+def gone(pids: list[int], within_s: float = 60.0) -> bool:
     """Whether all have gone, waiting for it."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -151,8 +152,16 @@ def gone(pids: list[int], within_s: float = 20.0) -> bool:
     return False
 
 
+def wait_for(log: Path, text: str) -> None:
+    """Until the log holds `text`: how long a machine takes for that is not under test."""
+    deadline = time.monotonic() + 60
+    while text not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def orphans(log: Path, n: int) -> list[int]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         pids = [int(found) for found in re.findall(r"orphan (\d+)", log.read_text())]
         if len(pids) == n:
@@ -203,6 +212,15 @@ def test_term_ignoring_engine_is_killed(make: Any, monkeypatch: pytest.MonkeyPat
     engine.stop()
     assert engine.failure().phase == "serving"
     assert "SIGKILL" in str(engine.failure())
+    assert "killed" in engine.log_path.read_text()
+
+
+def test_an_engine_that_obeys_is_not_called_killed(make: Any) -> None:
+    engine = make("serve")
+    engine.start()
+    engine.wait_ready()
+    engine.stop()
+    assert "SIGTERM" in str(engine.failure())
 
 
 def test_death_in_start_up(make: Any) -> None:
@@ -233,9 +251,10 @@ def test_death_is_told_before_the_leftovers_are_cleared(make: Any) -> None:
 
 def test_deadline(make: Any) -> None:
     beats: list[tuple[str, float]] = []
-    engine = make("hang", deadline_s=1.0, on_phase=lambda *beat: beats.append(beat))
+    engine = make("hang", deadline_s=0.5, on_phase=lambda *beat: beats.append(beat))
     engine.start()
-    with pytest.raises(EngineFailed, match=r"not ready after 1 s in start-up phase 'weights'"):
+    wait_for(engine.log_path, "begin weights")
+    with pytest.raises(EngineFailed, match=r"not ready after 0.5 s in start-up phase 'weights'"):
         engine.wait_ready()
     assert engine.alive()
     engine.stop()
@@ -246,8 +265,10 @@ def test_deadline(make: Any) -> None:
 def test_heartbeat(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.process.HEARTBEAT_S", 0.2)
     beats: list[tuple[str, float]] = []
-    engine = make("hang", deadline_s=1.5, on_phase=lambda *beat: beats.append(beat))
+    engine = make("hang", on_phase=lambda *beat: beats.append(beat))
     engine.start()
+    wait_for(engine.log_path, "begin weights")
+    engine.deadline_s = engine._elapsed() + 2.0
     with pytest.raises(EngineFailed):
         engine.wait_ready()
     in_weights = [elapsed_s for phase, elapsed_s in beats if phase == "weights"]
@@ -285,7 +306,7 @@ def test_harness_ends_and_nothing_survives(how: signal.Signals, tmp_path: Path) 
         spec = ServeSpec(target=here, served_name="m", port=process.free_port())
         adapter = FakeAdapter(here / "server.py", "orphans")
         with process.EngineProcess(adapter, spec, workdir=here, log_path=here / "engine.log",
-                                   deadline_s=30) as engine:
+                                   deadline_s=120) as engine:
             engine.start()
             engine.wait_ready()
             print(engine.pid, flush=True)
