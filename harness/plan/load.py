@@ -15,12 +15,14 @@ from harness.plan.strict import (
     LIST_HINT,
     allows_none,
     check_keys,
+    complaint,
     is_list,
     is_text,
     known_keys,
     nearest,
     to_plan,
     unknown_key,
+    words_of,
 )
 
 PROFILES = Path(__file__).resolve().parents[2] / "engines" / "profiles"
@@ -100,6 +102,9 @@ def _coerce(raw: str, kind: Any, item: str) -> Any:
         except tomllib.TOMLDecodeError:
             value = [part.strip() for part in raw.strip("[]").split(",")]
     elif is_text(kind):
+        words = words_of(kind)
+        if words and raw not in words:
+            raise UsageError(f"--set {item}: one of {', '.join(words)} is wanted")
         return raw
     else:
         try:
@@ -110,9 +115,8 @@ def _coerce(raw: str, kind: Any, item: str) -> Any:
         typed = msgspec.to_builtins(msgspec.convert(value, kind, strict=False))
         return list(typed) if isinstance(typed, tuple) else typed
     except msgspec.ValidationError as error:
-        text = str(error).partition(" - at ")[0]
         hint = f" ({LIST_HINT})" if is_list(kind) else ""
-        raise UsageError(f"--set {item}: {text[:1].lower()}{text[1:]}{hint}") from None
+        raise UsageError(f"--set {item}: {complaint(error, kind)}{hint}") from None
 
 
 def put(table: dict[str, Any], key: str, value: Any) -> None:

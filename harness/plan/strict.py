@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from typing import Any
@@ -112,12 +113,43 @@ def allows_none(kind: Any) -> bool:
     return type(None) in _members(kind)
 
 
+def words_of(kind: Any) -> tuple[str, ...]:
+    """The words a key may be set to; empty where it takes any text."""
+    return tuple(
+        word
+        for member in _members(kind)
+        if typing.get_origin(member) is typing.Literal
+        for word in typing.get_args(member)
+    )
+
+
+def complaint(error: msgspec.ValidationError, kind: Any) -> str:
+    """What is wrong with a value, in words."""
+    text = str(error).partition(" - at ")[0]
+    if "enum value" in text:
+        return f"one of {', '.join(words_of(kind))} is wanted"
+    wanted = re.fullmatch(r"Expected `(int|float|bool|str|array)(?: \| null)?`, got `.*`", text)
+    if wanted:
+        return f"{_NAMES[wanted[1]]} is wanted"
+    return f"{text[:1].lower()}{text[1:]}"
+
+
+_NAMES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "array": "a list",
+}
+
+
 def to_plan(table: dict[str, Any], where: str) -> Plan:
     """Decode a checked table; raises `UsageError` with the key's path on a wrong value."""
     check_keys(table, where)
     try:
         return msgspec.convert(_lift(table), Plan)
     except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$.")
+        path = str(error).partition(" - at `$.")[2]
         key = path.rstrip("`").removesuffix("[...]") or "plan"
-        raise UsageError(f"{where}: '{key}': {text[:1].lower()}{text[1:]}") from None
+        said = complaint(error, known_keys().get(key))
+        raise UsageError(f"{where}: '{key}': {said}") from None

@@ -62,7 +62,8 @@ def test_unknown_key_in_an_engine_part_is_found(tmp_path: Path) -> None:
     ("text", "needle"),
     [
         ("[speculative]\nk = 0\n", "speculative.k"),
-        ("[speculative]\nk = 'three'\n", "speculative.k"),
+        ("[speculative]\nk = 'three'\n", "'speculative.k': a whole number is wanted"),
+        ("[engine]\ndtype = 'float9'\n", "one of auto, float32"),
         ("[load]\nconcurrency = [1, 0]\n", "load.concurrency"),
         ("load = 3\n", "'load' is a table"),
         ("[load\n", "not valid TOML"),
@@ -105,11 +106,11 @@ def test_set_takes_the_type_of_its_key(item: str, key: str, value: object) -> No
         ("load.concurency=4", "did you mean 'load.concurrency'"),
         ("concurrency=4", "did you mean 'load.concurrency'"),
         ("load=4", "'load' is a table"),
-        ("speculative.k=three", "speculative.k=three"),
+        ("speculative.k=three", "speculative.k=three: a whole number is wanted"),
         ("speculative.k=0", "speculative.k=0"),
         ("engine.port=99999999", "engine.port"),
         ("engine.trust_remote_code=perhaps", "trust_remote_code"),
-        ("workload.endpoint=speech", "workload.endpoint"),
+        ("workload.endpoint=speech", "one of chat, completions is wanted"),
     ],
 )
 def test_set_refuses_in_one_line(item: str, needle: str) -> None:
