@@ -131,6 +131,9 @@ def complaint(error: msgspec.ValidationError, kind: Any) -> str:
     wanted = re.fullmatch(r"Expected `(int|float|bool|str|array)(?: \| null)?`, got `.*`", text)
     if wanted:
         return f"{_NAMES[wanted[1]]} is wanted"
+    bound = re.fullmatch(r"Expected `(int|float)` (>=?|<=?) (\S+)", text)
+    if bound:
+        return f"{_NAMES[bound[1]]} {bound[2]} {bound[3]} is wanted"
     return f"{text[:1].lower()}{text[1:]}"
 
 
