@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+# From this many new tokens a row on, torch's fused attention is the faster one.
+FUSED_FROM = 32
 
 
 class KvCache:
-    """Keys [slots, length, kv_heads, key_dim] and values of every layer.
+    """Keys [slots, kv_heads, length, key_dim] and values of every layer.
 
     `value_dim` None: latent attention, where the values are the first part of the keys and are
     not stored a second time.
@@ -31,10 +35,10 @@ class KvCache:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> None:
-        self.slots, self.length = slots, length
+        self.slots, self.length, self.kv_heads = slots, length, kv_heads
 
         def tensors(width: int) -> list[Tensor]:
-            shape = (slots, length, kv_heads, width)
+            shape = (slots, kv_heads, length, width)
             return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
 
         self.keys = tensors(key_dim)
@@ -42,22 +46,20 @@ class KvCache:
 
     def write(self, layer: int, batch: Batch, key: Tensor, value: Tensor | None) -> None:
         """Store key (and value) [n, T, kv_heads, dim] at the batch's positions."""
-        tensor = self.keys[layer]
-        tensor.view(-1, *tensor.shape[2:]).index_copy_(0, batch.index, key.flatten(0, 1))
+        _store(self.keys[layer], batch, key)
         if self.values is not None and value is not None:
-            tensor = self.values[layer]
-            tensor.view(-1, *tensor.shape[2:]).index_copy_(0, batch.index, value.flatten(0, 1))
+            _store(self.values[layer], batch, value)
 
     def read(self, layer: int, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Views of keys and values [n, S, kv_heads, dim] of the batch's rows."""
+        """Views of keys and values [n, kv_heads, S, dim] of the batch's rows."""
         rows = slice(batch.first_slot, batch.first_slot + batch.rows)
-        key = self.keys[layer][rows, : batch.span]
-        return key, key if self.values is None else self.values[layer][rows, : batch.span]
+        key = self.keys[layer][rows, :, : batch.span]
+        return key, key if self.values is None else self.values[layer][rows, :, : batch.span]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a slot into another."""
         for tensor in [*self.keys, *(self.values or [])]:
-            tensor[target, :length] = tensor[source, :length]
+            tensor[target, :, :length] = tensor[source, :, :length]
 
     @property
     def bytes(self) -> int:
@@ -68,9 +70,9 @@ class KvCache:
 class Batch:
     """Rows of consecutive slots, each with T new tokens at consecutive positions.
 
-    `positions` [n, T]; `index` [n * T] into the cache's flattened positions; `span` S is the
-    number of cached positions that any row may look at; `mask` [n, T, S] is added to the scores
-    (0 or -inf), None where every row sees all of S.
+    `positions` [n, T]; `index` [n * kv_heads * T] into the cache's flattened positions; `span` S
+    is the number of cached positions that any row may look at; `mask` [n, T, S] is added to the
+    scores (0 or -inf), None where every row sees all of S.
     """
 
     def __init__(
@@ -80,48 +82,49 @@ class Batch:
         self.span = max(starts) + tokens
         steps = torch.arange(tokens, device=device)
         self.positions = torch.tensor(starts, device=device)[:, None] + steps  # [n, T]
-        slots = torch.arange(first_slot, first_slot + self.rows, device=device)
-        self.index = (slots[:, None] * cache.length + self.positions).flatten()
+        slots = torch.arange(first_slot, first_slot + self.rows, device=device)[:, None, None]
+        lines = slots * cache.kv_heads + torch.arange(cache.kv_heads, device=device)[:, None]
+        self.index = (lines * cache.length + self.positions[:, None]).flatten()
         self.mask: Tensor | None = None
         if tokens > 1 or min(starts) != max(starts):
             hidden = torch.arange(self.span, device=device) > self.positions[..., None]
             self.mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
-        self._grouped: dict[int, Tensor] = {}
+        self._grouped: dict[tuple[int, torch.dtype], Tensor] = {}
 
-    def grouped_mask(self, group: int) -> Tensor | None:
-        """The mask for `group` query heads folded into T: [n, T * group, S]; made once."""
-        if self.mask is None or group == 1:
-            return self.mask
-        if group not in self._grouped:
-            self._grouped[group] = self.mask.repeat_interleave(group, dim=1)
-        return self._grouped[group]
+    def grouped_mask(self, group: int, dtype: torch.dtype) -> Tensor | None:
+        """The mask for `group` query heads folded into T: [n, 1, T * group, S]; made once."""
+        if self.mask is None:
+            return None
+        if (group, dtype) not in self._grouped:
+            repeated = self.mask.repeat_interleave(group, dim=1).to(dtype)
+            self._grouped[group, dtype] = repeated[:, None]
+        return self._grouped[group, dtype]
+
+
+def _store(tensor: Tensor, batch: Batch, new: Tensor) -> None:
+    flat = new.transpose(1, 2).reshape(-1, new.shape[-1])
+    tensor.view(-1, tensor.shape[-1]).index_copy_(0, batch.index, flat)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, batch: Batch, scale: float) -> Tensor:
-    """Masked attention of query [n, T, heads, d_k] over the cache [n, S, kv_heads, d_k | d_v].
+    """Masked attention of query [n, T, heads, d_k] over keys and values [n, kv_heads, S, d].
 
     Query heads that share a key head are folded into T, so that one product serves them all.
     Returns [n, T, heads, d_v].
     """
     rows, tokens, heads, width = query.shape
-    kv_heads = key.shape[2]
+    kv_heads, span = key.shape[1:3]
     group = heads // kv_heads
-    mask = batch.grouped_mask(group)
-    if mask is not None and mask.dtype != query.dtype:
-        mask = mask.to(query.dtype)
-    if kv_heads == 1:
-        folded = query.reshape(rows, tokens * heads, width)
-        key, value = key[:, :, 0], value[:, :, 0]
-        scores = torch.bmm(folded * scale, key.mT)
-        scores = scores if mask is None else scores.add_(mask)
-        return torch.bmm(scores.softmax(-1), value).view(rows, tokens, heads, -1)
     folded = query.view(rows, tokens, kv_heads, group, width).transpose(1, 2)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        folded.reshape(rows, kv_heads, tokens * group, width),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attn_mask=None if mask is None else mask[:, None],
-        scale=scale,
-    )  # [n, kv_heads, T * group, d_v]
+    folded = folded.reshape(rows, kv_heads, tokens * group, width)
+    mask = batch.grouped_mask(group, query.dtype)
+    if tokens >= FUSED_FROM:
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    else:
+        # slots and heads of the cache lie evenly spaced: they merge without a copy
+        scores = torch.bmm((folded * scale).flatten(0, 1), key.flatten(0, 1).mT)
+        if mask is not None:
+            scores.view(rows, kv_heads, -1, span).add_(mask)
+        out = torch.bmm(scores.softmax(-1), value.flatten(0, 1))
     out = out.view(rows, kv_heads, tokens, group, -1).transpose(1, 2)
     return out.reshape(rows, tokens, heads, -1)

@@ -9,10 +9,11 @@ on with the drafter's own hidden state.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engines.base import EngineUsageError
 from engines.reference.cache import Batch, KvCache, attend
@@ -55,10 +56,10 @@ class EagleProposer:
                 f"the drafter knows {spec.max_position_embeddings} positions, fewer than the "
                 f"context of {length}; serve with --max-model-len {spec.max_position_embeddings}"
             )
-        self.drafter, self.k, self.aux_layers = drafter, k, spec.aux_layers
+        self.drafter, self.k, self.aux_layers = input_major(drafter), k, spec.aux_layers
         self.vocab_size = vocab_size
-        self.device = str(drafter.fc.weight.device)
-        dtype = drafter.fc.weight.dtype
+        self.device = str(drafter.embed_tokens.weight.device)
+        dtype = drafter.embed_tokens.weight.dtype
         if spec.mla is not None:
             heads, value_dim = spec.num_attention_heads, spec.mla.v_head_dim
             key_dim = spec.mla.qk_nope_head_dim + spec.mla.qk_rope_head_dim
@@ -152,3 +153,31 @@ class EagleProposer:
 
     def _batch(self, slot: int, starts: list[int], tokens: int) -> Batch:
         return Batch(self.cache, first_slot=slot, starts=starts, tokens=tokens, device=self.device)
+
+
+class _InputMajor(nn.Module):
+    """An nn.Linear without bias whose weight lies input-major, as `model.Matrix` does."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.matrix = linear.weight.detach().t().contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.matrix
+
+
+def input_major(drafter: Eagle3Drafter) -> Eagle3Drafter:
+    """A copy of the drafter whose linear layers are laid out for few rows."""
+    fast = copy.copy(drafter)
+    fast._modules = {name: _rebuilt(module) for name, module in drafter._modules.items()}
+    return fast
+
+
+def _rebuilt(module: nn.Module | None) -> nn.Module | None:
+    if isinstance(module, nn.Linear) and module.bias is None:
+        return _InputMajor(module)
+    if module is None or not module._modules:
+        return module
+    clone = copy.copy(module)
+    clone._modules = {name: _rebuilt(part) for name, part in module._modules.items()}
+    return clone

@@ -95,7 +95,7 @@ def load_proposer(drafter: Path, model: Model, *, k: int, slots: int, length: in
         )
     head.share(
         embeddings=None if head.owns_embeddings else model.embedding,
-        lm_head=None if head.owns_lm_head else model.head,
+        lm_head=None if head.owns_lm_head else model.head.weight.t(),
     )
     head.to(model.embedding.device, model.embedding.dtype).eval().requires_grad_(False)
     return EagleProposer(head, k=k, slots=slots, length=length, vocab_size=config.vocab_size)

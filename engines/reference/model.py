@@ -40,6 +40,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype)
 
 
+class Matrix:
+    """A linear map, stored input-major: products of few rows are twice as fast so on a CPU."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight.t().contiguous(), bias  # [in, out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = x @ self.weight
+        return out if self.bias is None else out + self.bias
+
+
 class GroupedAttention:
     """Llama's attention: fewer key heads than query heads, rope on halves."""
 
@@ -48,21 +59,18 @@ class GroupedAttention:
         self.layer, self.heads, self.kv_heads = layer, config.heads, config.kv_heads
         self.dim, self.scale = config.head_dim, config.head_dim**-0.5
         names = [f"{base}.{part}_proj" for part in "qkv"]
-        self.qkv = weights.take_joined([f"{name}.weight" for name in names])
-        has_bias = f"{names[0]}.bias" in weights
-        self.bias = weights.take_joined([f"{n}.bias" for n in names]) if has_bias else None
-        self.out = weights.take(f"{base}.o_proj.weight")
-        self.out_bias = weights.take_or_none(f"{base}.o_proj.bias")
+        self.qkv = Matrix(*weights.take_linear(*names))
+        self.out = Matrix(*weights.take_linear(f"{base}.o_proj"))
 
     def __call__(self, x: Tensor, batch: Batch, cache: KvCache, rope: Rope) -> Tensor:
-        qkv = F.linear(x, self.qkv, self.bias).unflatten(-1, (-1, self.dim))
+        qkv = self.qkv(x).unflatten(-1, (-1, self.dim))
         rotated, value = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         rotated = apply_rope(rotated, *rope, interleaved=False)
         query, key = rotated.split((self.heads, self.kv_heads), dim=2)
         cache.write(self.layer, batch, key, value)
         keys, values = cache.read(self.layer, batch)
         mixed = attend(query, keys, values, batch, self.scale)
-        return F.linear(mixed.flatten(2), self.out, self.out_bias)
+        return self.out(mixed.flatten(2))
 
 
 class LatentAttention:
@@ -80,27 +88,25 @@ class LatentAttention:
         self.scale = mla_softmax_scale(mla.nope_dim + mla.rope_dim, config.rope_scaling)
         first = "q_a_proj" if mla.q_lora_rank else "q_proj"
         self.q_width = mla.q_lora_rank or config.heads * (mla.nope_dim + mla.rope_dim)
-        names = [f"{base}.{first}", f"{base}.kv_a_proj_with_mqa"]
-        self.down = weights.take_joined([f"{name}.weight" for name in names])
-        has_bias = f"{names[1]}.bias" in weights
-        self.down_bias = weights.take_joined([f"{n}.bias" for n in names]) if has_bias else None
-        self.q_norm = weights.take_or_none(f"{base}.q_a_layernorm.weight")
-        self.q_up = weights.take_or_none(f"{base}.q_b_proj.weight")
+        names = (f"{base}.{first}", f"{base}.kv_a_proj_with_mqa")
+        self.down = Matrix(*weights.take_linear(*names))
+        if mla.q_lora_rank:
+            self.q_norm = weights.take(f"{base}.q_a_layernorm.weight")
+            self.q_up = Matrix(*weights.take_linear(f"{base}.q_b_proj"))
         self.kv_norm = weights.take(f"{base}.kv_a_layernorm.weight")
         self.kv_up = weights.take(f"{base}.kv_b_proj.weight")  # [heads * (nope + v), latent]
         split = self.kv_up.view(config.heads, mla.nope_dim + mla.v_dim, mla.kv_lora_rank)
         self.key_up = split[:, : mla.nope_dim].contiguous()  # [heads, nope, latent]
         self.value_up = split[:, mla.nope_dim :].mT.contiguous()  # [heads, latent, v]
-        self.out = weights.take(f"{base}.o_proj.weight")
-        self.out_bias = weights.take_or_none(f"{base}.o_proj.bias")
+        self.out = Matrix(*weights.take_linear(f"{base}.o_proj"))
 
     def __call__(self, x: Tensor, batch: Batch, cache: KvCache, rope: Rope) -> Tensor:
         mla = self.mla
-        query, latent, k_rope = F.linear(x, self.down, self.down_bias).split(
+        query, latent, k_rope = self.down(x).split(
             (self.q_width, mla.kv_lora_rank, mla.rope_dim), dim=-1
         )
-        if self.q_up is not None and self.q_norm is not None:
-            query = F.linear(rms_norm(query, self.q_norm, self.EPS), self.q_up)
+        if mla.q_lora_rank:
+            query = self.q_up(rms_norm(query, self.q_norm, self.EPS))
         query = query.unflatten(-1, (self.heads, -1))
         q_nope, q_rope = query.split((mla.nope_dim, mla.rope_dim), dim=-1)
         rotary = torch.cat((q_rope, k_rope.unsqueeze(2)), dim=2)  # [n, T, heads + 1, rope]
@@ -108,10 +114,10 @@ class LatentAttention:
         latent = rms_norm(latent, self.kv_norm, self.EPS)
         entry = torch.cat((latent.unsqueeze(2), rotary[:, :, -1:]), dim=-1)
         cache.write(self.layer, batch, entry, None)
-        entries, _ = cache.read(self.layer, batch)  # [n, S, 1, latent + rope]
+        entries, _ = cache.read(self.layer, batch)  # [n, 1, S, latent + rope]
         inner = self._expanded if batch.tokens >= EXPAND_FROM else self._absorbed
         mixed = inner(q_nope, rotary[:, :, :-1], entries, batch)  # [n, T, heads * v]
-        return F.linear(mixed, self.out, self.out_bias)
+        return self.out(mixed)
 
     def _absorbed(self, q_nope: Tensor, q_rope: Tensor, entries: Tensor, batch: Batch) -> Tensor:
         rows, tokens = q_nope.shape[:2]
@@ -125,11 +131,10 @@ class LatentAttention:
 
     def _expanded(self, q_nope: Tensor, q_rope: Tensor, entries: Tensor, batch: Batch) -> Tensor:
         mla = self.mla
-        latent, k_rope = entries[:, :, 0].split((mla.kv_lora_rank, mla.rope_dim), dim=-1)
-        expanded = F.linear(latent, self.kv_up).unflatten(-1, (self.heads, -1))
-        k_nope, values = expanded.split((mla.nope_dim, mla.v_dim), dim=-1)
-        k_rope = k_rope.unsqueeze(2).expand(-1, -1, self.heads, -1)
-        keys = torch.cat((k_nope, k_rope), dim=-1)  # [n, S, heads, nope + rope]
+        latent, k_rope = entries.split((mla.kv_lora_rank, mla.rope_dim), dim=-1)
+        expanded = F.linear(latent[:, 0], self.kv_up).unflatten(-1, (self.heads, -1))
+        k_nope, values = expanded.transpose(1, 2).split((mla.nope_dim, mla.v_dim), dim=-1)
+        keys = torch.cat((k_nope, k_rope.expand(-1, self.heads, -1, -1)), dim=-1)
         query = torch.cat((q_nope, q_rope), dim=-1)
         return attend(query, keys, values, batch, self.scale).flatten(2)
 
@@ -138,19 +143,12 @@ class Mlp:
     """down(silu(gate(x)) * up(x)), gate and up in one product."""
 
     def __init__(self, weights: Weights, base: str) -> None:
-        self.gate_up = weights.take_joined([f"{base}.{p}_proj.weight" for p in ("gate", "up")])
-        self.down = weights.take(f"{base}.down_proj.weight")
-        has_bias = f"{base}.gate_proj.bias" in weights
-        self.bias = (
-            weights.take_joined([f"{base}.{p}_proj.bias" for p in ("gate", "up")])
-            if has_bias
-            else None
-        )
-        self.down_bias = weights.take_or_none(f"{base}.down_proj.bias")
+        self.gate_up = Matrix(*weights.take_linear(f"{base}.gate_proj", f"{base}.up_proj"))
+        self.down = Matrix(*weights.take_linear(f"{base}.down_proj"))
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, self.gate_up, self.bias).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self.down, self.down_bias)
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
 
 
 class MixtureOfExperts:
@@ -163,7 +161,7 @@ class MixtureOfExperts:
 
     def __init__(self, moe: MoeConfig, weights: Weights, base: str) -> None:
         self.moe = moe
-        self.router = weights.take(f"{base}.gate.weight", dtype=torch.float32)
+        self.router = Matrix(weights.take(f"{base}.gate.weight", dtype=torch.float32))
         self.bias = weights.take(f"{base}.gate.e_score_correction_bias", dtype=torch.float32)
         gate_up, down = weights.take_experts(f"{base}.experts", moe.experts)
         self.shared = Mlp(weights, f"{base}.shared_experts") if moe.shared_experts else None
@@ -178,10 +176,10 @@ class MixtureOfExperts:
         gate, up = (half.flatten(0, 1) for half in gate_up.chunk(2, dim=1))  # [E * I, H]
         out = down.transpose(0, 1).flatten(1)  # [H, E * I]
         if self.shared is not None:
-            shared_gate, shared_up = self.shared.gate_up.chunk(2)
+            shared_gate, shared_up = self.shared.gate_up.weight.t().chunk(2)
             gate, up = torch.cat((gate, shared_gate)), torch.cat((up, shared_up))
-            out = torch.cat((out, self.shared.down), dim=1)
-        self.gate_up, self.down = torch.cat((gate, up)), out.contiguous()
+            out = torch.cat((out, self.shared.down.weight.t()), dim=1)
+        self.gate_up_all, self.down_all = Matrix(torch.cat((gate, up))), Matrix(out)
 
     def __call__(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, 1)
@@ -192,7 +190,7 @@ class MixtureOfExperts:
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Chosen experts and their weights, each [N, experts_per_token], for x [N, H]."""
         moe = self.moe
-        scores = F.linear(x.float(), self.router).sigmoid()
+        scores = self.router(x.float()).sigmoid()
         choice = scores + self.bias
         if moe.groups_kept < moe.groups:
             grouped = choice.unflatten(-1, (moe.groups, -1))
@@ -210,9 +208,9 @@ class MixtureOfExperts:
         share = x.new_ones(x.shape[0], experts)
         share[:, : self.moe.experts] = 0
         share.scatter_(1, chosen, weight.to(x.dtype))
-        gate, up = F.linear(x, self.gate_up).chunk(2, dim=-1)
+        gate, up = self.gate_up_all(x).chunk(2, dim=-1)
         inner = (F.silu(gate) * up).unflatten(-1, (experts, -1)) * share[..., None]
-        return F.linear(inner.flatten(1), self.down)
+        return self.down_all(inner.flatten(1))
 
     def _some(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
         out = self.shared(x) if self.shared is not None else torch.zeros_like(x)
@@ -258,7 +256,7 @@ class Model:
         self.layers = [Layer(config, weights, index) for index in range(config.layers)]
         self.norm = weights.take("model.norm.weight")
         tied = config.tied_embeddings or "lm_head.weight" not in weights
-        self.head = self.embedding if tied else weights.take("lm_head.weight")
+        self.head = Matrix(self.embedding if tied else weights.take("lm_head.weight"))
         self._rope: Rope | None = None
 
     def prepare_rope(self, positions: int) -> None:
@@ -306,4 +304,4 @@ class Model:
 
     def logits(self, states: Tensor) -> Tensor:
         """Normed states [..., H] -> float32 logits [..., V]."""
-        return F.linear(states, self.head).float()
+        return self.head(states).float()

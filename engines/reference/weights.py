@@ -45,9 +45,18 @@ class Weights:
             raise EngineUsageError(f"{path}: cannot be read: {error}") from error
         return tensor.to(self.device, dtype or self.dtype)
 
-    def take_or_none(self, name: str) -> torch.Tensor | None:
-        """Like `take`, None where the checkpoint has no such tensor."""
-        return self.take(name) if name in self else None
+    def take_linear(self, *names: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of linear layers that read the same input, as one. Bias: all or none."""
+        weight = self.take_joined([f"{name}.weight" for name in names])
+        if f"{names[-1]}.bias" not in self:
+            return weight, None
+        # DeepSeek's attention_bias leaves out the full q_proj
+        rows = [self.take(f"{n}.weight").shape[0] for n in names]
+        parts = [
+            self.take(f"{n}.bias") if f"{n}.bias" in self else weight.new_zeros(r)
+            for n, r in zip(names, rows, strict=True)
+        ]
+        return weight, torch.cat(parts)
 
     def take_joined(self, names: list[str]) -> torch.Tensor:
         """Several matrices stacked along the output dimension: one multiplication, not several."""
