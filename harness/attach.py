@@ -9,7 +9,7 @@ import httpx
 from engines.base import Adapter
 from engines.catalog import adapter as adapter_named
 from harness.errors import UsageError
-from harness.load.datasets import Prompt, load_prompts
+from harness.load.datasets import Prompt
 from harness.load.http import Origin
 from harness.measure.counters import CounterReader
 from harness.plan.expand import expand, load_points
@@ -22,7 +22,7 @@ from harness.prepare import (
     api_key,
     choose_profile,
     demo_pair,
-    prompts_of,
+    prompts_for,
 )
 from harness.records import Variant
 from harness.serving import AttachedServer, asking, warm_up
@@ -45,7 +45,7 @@ def prepare_attached(request: Request, name: str) -> Prepared:
             f"--url: the servers serve different models ({told}); set target.served_name"
         )
     pair = demo_pair(plan) if plan.workload.dataset == "demo" else None
-    prompts = load_prompts(plan.workload.dataset, demo_prompts=prompts_of(pair))
+    prompts = prompts_for(plan, pair)
     label: str | None = None
     if "" in roots:
         given = request.variants[0] if request.variants and len(request.variants) == 1 else None

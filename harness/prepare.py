@@ -20,6 +20,7 @@ from engines.base import Adapter, EngineUsageError, ServeSpec
 from engines.catalog import adapter as adapter_named
 from engines.process import check_port, free_port
 from harness.errors import EngineFailure, UsageError
+from harness.load.client import check_prompts
 from harness.load.datasets import Prompt, load_prompts
 from harness.plan.expand import expand, load_points
 from harness.plan.load import Source, build, put, read_profile
@@ -122,8 +123,8 @@ def prepare(request: Request, name: str) -> Prepared:
         )
     if plan.engine.port is not None:
         check_port("127.0.0.1", plan.engine.port)
-    if plan.workload.dataset not in ("demo", "builtin"):
-        load_prompts(plan.workload.dataset)
+    if plan.workload.dataset != "demo":
+        prompts_for(plan, None)
     if needs_pair(plan):
         check_engine(adapter, plan)
     pair = demo_pair(plan) if needs_pair(plan) else None
@@ -137,7 +138,7 @@ def prepare(request: Request, name: str) -> Prepared:
         if "speculative" in variants
         else None,
         urls={},
-        prompts=load_prompts(plan.workload.dataset, demo_prompts=prompts_of(pair)),
+        prompts=prompts_for(plan, pair),
         cells=expand(plan, name, variants, attached=False),
     )
     _check_served(prepared, variants)
@@ -172,8 +173,13 @@ def _path(given: str | None, pair: Path | None, part: str) -> Path:
     return pair / part
 
 
-def prompts_of(pair: Path | None) -> Path | None:
-    return None if pair is None else pair / "prompts.jsonl"
+def prompts_for(plan: Plan, pair: Path | None) -> list[Prompt]:
+    """The plan's prompts. Raises `UsageError` where they cannot be read or asked."""
+    prompts = load_prompts(
+        plan.workload.dataset, demo_prompts=None if pair is None else pair / "prompts.jsonl"
+    )
+    check_prompts(plan.workload.endpoint, prompts)
+    return prompts
 
 
 def _check_served(prepared: Prepared, variants: tuple[Variant, ...]) -> None:

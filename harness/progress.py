@@ -182,12 +182,13 @@ class LiveProgress:
 
             self._rich = Progress(
                 SpinnerColumn(),
-                BarColumn(bar_width=20),
+                BarColumn(bar_width=12),
                 TextColumn("{task.completed:.0f}/{task.total:.0f} cells"),
                 TimeElapsedColumn(),
                 TextColumn("{task.description}", markup=False),
                 console=Console(file=sys.stderr),
                 transient=True,
+                refresh_per_second=4,  # the engine may share these cores
             )
             self._rich.start()
             self._task = self._rich.add_task("", total=self._state.cells or 1)

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -52,7 +53,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(request: Request, progress: PlainProgress | LiveProgress) -> Outcome:
     """Do the whole run. Mistakes of the user are raised before anything is written."""
-    progress.stage("preparing")
     make_ready = prepare_attached if request.urls else prepare
     prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
     folder = begin(request, prepared)
@@ -217,13 +217,7 @@ def begin(request: Request, prepared: list[Prepared]) -> RunFolder:
             run_id=run_id,
             created=now.isoformat(timespec="seconds"),
             command=request.command,
-            plan={
-                "request": msgspec.to_builtins(
-                    msgspec.structs.replace(request, out=Path()), enc_hook=str
-                ),
-                "models": {p.name: p.models() for p in prepared},
-                "engines": {p.name: as_dict(p.plan) for p in prepared},
-            },
+            plan=plan_of(request, prepared),
             environment=environment(),
             versions=versions(),
             git_commit=commit,
@@ -233,6 +227,16 @@ def begin(request: Request, prepared: list[Prepared]) -> RunFolder:
         )
     )
     return folder
+
+
+def plan_of(request: Request, prepared: list[Prepared]) -> dict[str, Any]:
+    """What was asked for, what is served, and each engine's whole plan, for the manifest."""
+    asked = msgspec.structs.replace(request, out=Path())
+    return {
+        "request": msgspec.to_builtins(asked, enc_hook=str),
+        "models": {p.name: p.models() for p in prepared},
+        "engines": {p.name: as_dict(p.plan) for p in prepared},
+    }
 
 
 def tell_plan(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> None:
@@ -299,16 +303,14 @@ def resume(path: Path, progress: PlainProgress | LiveProgress) -> Outcome:
     manifest = folder.manifest()
     request = msgspec.convert(manifest.plan["request"], Request, dec_hook=lambda t, v: t(v))
     make_ready = prepare_attached if request.urls else prepare
-    progress.stage("preparing")
     prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
     cells = tuple(c for p in prepared for c in p.cells)
-    plans = {p.name: as_dict(p.plan) for p in prepared}
-    if cells != manifest.cells or msgspec.json.encode(plans) != msgspec.json.encode(
-        manifest.plan["engines"]
-    ):
+    now, then = plan_of(request, prepared), manifest.plan
+    if cells != manifest.cells or to_json(now) != to_json(then):
+        changed = [key for key in now if to_json(now[key]) != to_json(then.get(key))]
         raise UsageError(
-            f"{folder.path / 'manifest.json'}: its plan is not what its profile says now; "
-            "start a new run"
+            f"{folder.path / 'manifest.json'}: what it was run with has changed since "
+            f"({', '.join(changed) or 'cells'}); start a new run"
         )
     missing = [c for c in cells if not folder.has_cell(c.cell_id)]
     progress.say(f"{len(missing)} of {len(cells)} cells are missing")

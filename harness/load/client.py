@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -37,8 +37,18 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     read_acceptance: ReadAcceptance | None = None
 
 
+def check_prompts(endpoint: str, prompts: Sequence[Prompt]) -> None:
+    """Raise `UsageError` where a prompt cannot be asked at the endpoint."""
+    chats = [prompt.id for prompt in prompts if prompt.text is None]
+    if endpoint == "completions" and chats:
+        raise UsageError(
+            f"workload.endpoint=completions: prompt '{chats[0]}' holds messages; "
+            "a raw 'prompt' text is wanted, or use workload.endpoint=chat"
+        )
+
+
 def request_body(asking: Asking, prompt: Prompt, index: int) -> dict[str, Any]:
-    """The JSON body of one request. Raises `UsageError` where prompt and endpoint do not fit."""
+    """The JSON body of one request; prompt and endpoint fit (`check_prompts`)."""
     body: dict[str, Any] = {
         "model": asking.model,
         "max_tokens": asking.max_tokens,
@@ -47,11 +57,6 @@ def request_body(asking: Asking, prompt: Prompt, index: int) -> dict[str, Any]:
         "temperature": asking.sampling.temperature,
     }
     if asking.endpoint == "completions":
-        if prompt.text is None:
-            raise UsageError(
-                f"workload.endpoint=completions: prompt '{prompt.id}' holds messages; "
-                "a raw 'prompt' text is wanted, or use workload.endpoint=chat"
-            )
         body["prompt"] = prompt.text
     elif prompt.messages is not None:
         body["messages"] = list(prompt.messages)

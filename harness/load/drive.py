@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from harness.load.client import Asking, Client, request_body
+from harness.load.client import Asking, Client
 from harness.load.datasets import Prompt
 from harness.load.executors import OnDone, Stop, execute
 from harness.records import LoadPoint, RequestRecord
@@ -37,10 +37,7 @@ def drive(
     """Drive `load` and return when all its requests have ended.
 
     `engine_gone` is asked a few times a second; once it gives a reason the cell ends early.
-    Raises `UsageError` before anything is sent where prompts and endpoint do not fit.
     """
-    for prompt in prompts:
-        request_body(asking, prompt, 0)
     import uvloop
 
     begun, cpu = time.perf_counter(), time.process_time()

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.load.answer import AnswerReader, split_reasoning
-from harness.load.client import Asking, Client, request_body
+from harness.load.client import Asking, Client, check_prompts, request_body
 from harness.load.datasets import Prompt
 from harness.load.http import Origin
 from harness.plan.schema import SamplingSection
@@ -310,7 +310,8 @@ def test_bad_urls_are_refused(url: str) -> None:
 
 def test_completions_wants_raw_prompts() -> None:
     with pytest.raises(UsageError, match="endpoint=chat"):
-        request_body(asking("http://h", endpoint="completions"), PROMPT, 0)
+        check_prompts("completions", [PROMPT])
+    check_prompts("chat", [PROMPT])
 
 
 def test_the_seed_moves_with_the_index() -> None:
