@@ -172,7 +172,11 @@ def acceptance(groups: Sequence[Group]) -> Plot | None:
     axes[0].set_ylabel(f"% of drafts (n = {drafts:,d})")
     axes[1].set_ylabel("% of drafts that got there")
     if len(known) > 1:
-        axes[0].legend(loc="lower left")
+        figure.legend(
+            *axes[0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=min(len(known), 3),
+        )
     alts = [
         f"{g.name}: marginal {_list(p.per_position)}, conditional {_list(p.conditional)}, "
         f"of {p.drafts:,d} drafts."
@@ -218,13 +222,14 @@ def latency(group: Group, cells: Sequence[CellData]) -> Plot | None:
     seen = [v for v in VARIANTS if any(len(by[v]) for by in columns.values())]
     _variant_legend(figure, markers=False, variants=seen)
     axes[0].set_ylabel("% of requests at or below")
+    _name_load(figure, group)
     name = words.slug("latency", group.name)
     return Plot(
         name=name,
         title=f"Latency: {group.name}",
         svg=style.to_svg(figure, name),
         alt=f"Cumulative distributions of latency, {group.name}. " + "; ".join(notes) + ".",
-        caption=f"{group.name}: all answered requests of all blocks. The further left, the faster.",
+        caption="All answered requests of all blocks. The further left, the faster.",
         wide=True,
     )
 
@@ -294,6 +299,7 @@ def gaps(group: Group, cells: Sequence[CellData]) -> Plot | None:
     ax.set_ylim(bottom=0)
     ax.set_xlabel("gap between chunks, ms (logarithmic)")
     ax.set_ylabel("% of gaps")
+    _name_load(figure, group)
     sizes = " and ".join(f"{len(values):,d}" for values in pooled.values() if len(values))
     ax.set_title(f"Time between chunks (n = {sizes})")
     _variant_legend(figure, markers=False, variants=[v for v in VARIANTS if len(pooled[v])])
@@ -303,10 +309,17 @@ def gaps(group: Group, cells: Sequence[CellData]) -> Plot | None:
         title=f"Time between chunks: {group.name}",
         svg=style.to_svg(figure, name),
         alt=f"Distribution of the time between chunks, {group.name}: " + "; ".join(notes) + ".",
-        caption=f"{group.name}. With speculation a gap is one verify step, which yields one to "
+        caption="With speculation a gap is one verify step, which yields one to "
         "k + 1 tokens; without, it is one token. Thin lines: medians. The extreme 0.1% at either "
         "end are drawn at the edge.",
     )
+
+
+def _name_load(figure: Figure, group: Group) -> None:
+    """Engine and load above the figure, which is also looked at by itself."""
+    load = words.load_name(group.load)
+    name = f"{style.plain(group.engine)}, {load}"
+    figure.suptitle(name, x=0.01, ha="left", fontsize=9.5)
 
 
 def _plain_log_ticks(ax: Axes) -> None:
