@@ -18,7 +18,9 @@ from engines.base import (
 )
 
 _LINE = r"^\[reference\s+[\d.]+s\] "
-_SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
+_SAMPLE = re.compile(
+    r"^vllm:(?P<name>\w+)(?:\{(?P<labels>[^}]*)\})? (?P<value>[-+.\de]+)$", re.MULTILINE
+)
 _POSITION = re.compile(r'position="(\d+)"')
 _EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt)\b.*", re.MULTILINE)
 
@@ -86,7 +88,7 @@ class ReferenceAdapter:
         sums: dict[str, int] = {}
         positions: dict[int, int] = {}
         for sample in _SAMPLE.finditer(metrics_text):
-            name, value = sample["name"].removeprefix("vllm:"), int(float(sample["value"]))
+            name, value = sample["name"], int(float(sample["value"]))
             sums[name] = sums.get(name, 0) + value
             position = _POSITION.search(sample["labels"] or "")
             if position and name == "spec_decode_num_accepted_tokens_per_pos_total":

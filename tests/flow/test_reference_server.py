@@ -1,0 +1,217 @@
+"""The reference server as a process: what clients of it see, and that it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from reference_models import build_drafter, build_target, byte_tokenizer, greedy
+
+from drafters.checkpoint import save
+from engines.reference.adapter import ReferenceAdapter
+
+VOCAB = 300
+PROMPT = {"prompt": "hello", "temperature": 0, "max_tokens": 20, "return_token_ids": True}
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _start(repo: Path, folder: Path, *more: str) -> tuple[subprocess.Popen[str], int]:
+    port = _free_port()
+    command = [sys.executable, "-m", "engines.reference", "--model", str(folder / "target")]
+    command += ["--served-model-name", "m", "--port", str(port), "--max-num-seqs", "3", *more]
+    process = subprocess.Popen(
+        command,
+        cwd=repo,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return process, port
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pair")
+    target = build_target("deepseek", path / "target", vocab_size=VOCAB)
+    byte_tokenizer(path / "target")
+    drafter = build_drafter("mla", vocab_size=VOCAB, draft_vocab_size=VOCAB, aux_layers=(0, 1, 2))
+    save(drafter, path / "drafter")
+    from engines.reference.tokenizer import Tokenizer
+
+    ids = Tokenizer(path / "target").encode("hello", special=True)
+    (path / "answer.json").write_text(json.dumps(greedy(target, ids, 20)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path, repo: Path) -> Iterator[httpx.Client]:
+    process, port = _start(repo, folder, "--drafter", str(folder / "drafter"), "--k", "3")
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
+        _await_ready(process, http)
+        yield http
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0
+    assert process.stdout is not None
+    phases = [line.split("] ")[1].split(":")[0] for line in process.stdout if "[reference" in line]
+    assert phases == [
+        "reading config",
+        "loading target",
+        "loading drafter",
+        "allocating cache",
+        "ready",
+    ]
+
+
+def _await_ready(process: subprocess.Popen[str], http: httpx.Client) -> None:
+    for _ in range(1200):
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        try:
+            if http.get("/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise AssertionError("not ready")
+
+
+def _events(text: str) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_models_and_errors(client: httpx.Client) -> None:
+    model = client.get("/v1/models").json()["data"][0]
+    assert (model["id"], model["max_model_len"]) == ("m", 256)
+    for body, status, param in (
+        ({"prompt": "x", "model": "y"}, 404, "model"),
+        ({"prompt": "x", "n": 3}, 400, "n"),
+        ({"prompt": "x" * 300}, 400, "prompt"),
+    ):
+        answer = client.post("/v1/completions", json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (status, status, param)
+        assert error["message"] and error["type"]
+    assert client.post("/v1/completions", content=b"{").status_code == 400
+    assert client.get("/nothing").status_code == 404
+    assert client.get("/v1/completions").status_code == 405
+
+
+def test_whole_and_streamed_completions_equal_transformers(
+    client: httpx.Client, folder: Path
+) -> None:
+    expected = json.loads((folder / "answer.json").read_text())
+    whole = client.post("/v1/completions", json=PROMPT).json()
+    choice = whole["choices"][0]
+    assert choice["token_ids"] == expected
+    assert whole["usage"]["completion_tokens"] == len(expected)
+    events = _events(client.post("/v1/completions", json={**PROMPT, **USAGE}).text)
+    choices = [e["choices"][0] for e in events[:-1]]
+    assert [i for c in choices for i in c["token_ids"]] == expected
+    assert "".join(c["text"] for c in choices) == choice["text"]
+    assert choices[0]["prompt_token_ids"] == choice["prompt_token_ids"]
+    assert events[-1]["choices"] == [] and events[-1]["usage"] == whole["usage"]
+    speculative = events[-1]["metrics"]["speculative_decoding"]
+    assert speculative == whole["metrics"]["speculative_decoding"]
+    # one chunk for the prefill's token and one for every verify step
+    assert len(choices) == 1 + speculative["num_spec_steps"]
+    per_step = [len(c["token_ids"]) - 1 for c in choices[1:]]
+    assert per_step[:-1] == speculative["per_step_accepted"][:-1]
+
+
+def test_chat_streamed_and_whole(client: httpx.Client) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 12,
+        "seed": 3,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "return_token_ids": True,
+    }
+    whole = client.post("/v1/chat/completions", json=body).json()
+    message = whole["choices"][0]["message"]
+    assert message["role"] == "assistant"
+    events = _events(client.post("/v1/chat/completions", json={**body, **USAGE}).text)
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert events[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    choices = [e["choices"][0] for e in events[1:-1]]
+    assert "".join(c["delta"]["content"] for c in choices) == message["content"]
+    assert [i for c in choices for i in c["token_ids"]] == whole["choices"][0]["token_ids"]
+    content = [entry for c in choices for entry in c["logprobs"]["content"]]
+    assert content == whole["choices"][0]["logprobs"]["content"]
+    assert all(len(entry["top_logprobs"]) == 2 for entry in content)
+    assert choices[-1]["finish_reason"] == whole["choices"][0]["finish_reason"]
+
+
+def test_counters_equal_the_requests_own_figures(client: httpx.Client) -> None:
+    adapter = ReferenceAdapter()
+    before = adapter.counters(client.get("/metrics").text)
+    bodies = [{**PROMPT, "prompt": "word " * n, "ignore_eos": True} for n in range(1, 8)]
+    with ThreadPoolExecutor(5) as pool:
+        answers = list(pool.map(lambda b: client.post("/v1/completions", json=b).json(), bodies))
+    after = adapter.counters(client.get("/metrics").text)
+    assert before is not None and after is not None
+    told = [adapter.request_acceptance([answer]) for answer in answers]
+    for name in ("drafts", "drafted", "accepted"):
+        total = sum(getattr(one, name) for one in told)
+        assert getattr(after, name) - getattr(before, name) == total
+    assert after.generation_tokens is not None and before.generation_tokens is not None
+    assert after.generation_tokens - before.generation_tokens == 7 * 20
+    assert after.running == after.waiting == 0
+    # batched with others or alone, the output is the same
+    alone = client.post("/v1/completions", json=bodies[4]).json()
+    assert alone["choices"][0]["token_ids"] == answers[4]["choices"][0]["token_ids"]
+
+
+def test_a_client_that_leaves_frees_its_slot(client: httpx.Client) -> None:
+    adapter = ReferenceAdapter()
+    # long enough that it cannot end by itself while the client reads its first chunk
+    endless = {**PROMPT, "max_tokens": 250, "ignore_eos": True, "stream": True}
+    label = 'finished_reason="abort"'
+
+    def aborted() -> float:
+        lines = client.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if label in line)
+
+    before = aborted()
+    with client.stream("POST", "/v1/completions", json=endless) as answer:
+        next(answer.iter_lines())
+    for _ in range(200):
+        counters = adapter.counters(client.get("/metrics").text)
+        assert counters is not None
+        if counters.running == 0 and aborted() == before + 1:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the slot was not freed")
+
+
+def test_a_port_in_use_and_a_missing_model_end_with_one_line(folder: Path, repo: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process, _ = _start(repo, folder, "--port", str(port))
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert [line for line in output.splitlines() if str(port) in line and "error" in line]
+    assert "Traceback" not in output
+    process, _ = _start(repo, folder, "--model", str(folder / "none"))
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2 and "no such file" in output and "Traceback" not in output
