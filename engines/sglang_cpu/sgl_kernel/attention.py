@@ -216,13 +216,18 @@ def _gather(
     Slots past a sequence's end may hold anything: they are masked later, and NaN there would
     still poison the product with a zero weight, so values must be finite; cache rows are.
     """
-    keys = k_buffer[slots].float()
+    keys = _rows(k_buffer, slots).float()
     if k_scale != 1.0:
         keys = keys * k_scale
     if v_buffer.data_ptr() == k_buffer.data_ptr() and v_scale == k_scale:
         return keys, keys[..., : v_buffer.shape[-1]]
-    values = v_buffer[slots].float()
+    values = _rows(v_buffer, slots).float()
     return keys, values if v_scale == 1.0 else values * v_scale
+
+
+def _rows(buffer: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """buffer[slots], by the faster operator: whole rows are copied."""
+    return buffer.index_select(0, slots.flatten()).unflatten(0, slots.shape)
 
 
 def _attend(
