@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from drafters.formats import for_engine, text_config
+from drafters.formats import for_engine, rope_of, text_config
 from drafters.spec import DrafterError
 from engines.base import (
     EngineUsageError,
@@ -62,7 +62,13 @@ class VllmAdapter:
     def check(self, spec: ServeSpec) -> None:
         """Raise `EngineUsageError` if vLLM is not installed or cannot serve `spec`."""
         engine_python(_environment(spec))
-        read_config(spec.target, "target")
+        target = text_config(read_config(spec.target, "target"))
+        if spec.device == "cpu" and "kv_lora_rank" in target and rope_of(target).scaling is None:
+            raise EngineUsageError(
+                f"target {spec.target}: on a CPU vLLM computes plain rope wrongly for latent "
+                "attention (docs/engine-defects.md): use a target with YaRN rope parameters, or "
+                "the engine reference"
+            )
         if spec.drafter is not None:
             read_config(spec.drafter, "drafter")
             if spec.k < 1:

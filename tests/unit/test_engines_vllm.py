@@ -19,7 +19,12 @@ from engines.process import PhaseTracker
 from engines.prometheus import parse, total, total_by_position
 from engines.vllm import VllmAdapter
 
-MLA = {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+MLA = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "kv_lora_rank": 512,
+    "rope_scaling": YARN,
+}
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
 ADAPTER = VllmAdapter()
 
@@ -151,6 +156,14 @@ def test_threads_bind_to_cores_we_may_use(tmp_path: Path) -> None:
 def test_check_refuses(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineUsageError, match=message):
         ADAPTER.check(replace(make_spec(tmp_path, LLAMA), **change))
+
+
+def test_check_refuses_plain_rope_with_latent_attention(tmp_path: Path) -> None:
+    plain = {key: value for key, value in MLA.items() if key != "rope_scaling"}
+    spec = make_spec(tmp_path, plain)
+    with pytest.raises(EngineUsageError, match="plain rope wrongly"):
+        ADAPTER.check(spec)
+    ADAPTER.check(replace(spec, device="cuda"))
 
 
 def test_check_refuses_a_broken_config(tmp_path: Path) -> None:
