@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from training.precision import has_tiles
+
 # Newton-Schulz quintic that drives all singular values towards 1 (K. Jordan, "Muon", 2024).
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 
@@ -17,9 +19,11 @@ def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
     x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7)
+    x = x.bfloat16() if has_tiles() else x
     for _ in range(iterations):
         gram = x @ x.transpose(1, 2)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    x = x.to(matrices.dtype)
     return x.transpose(1, 2) if tall else x
 
 

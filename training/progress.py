@@ -49,6 +49,21 @@ class Progress:
         self.stream.flush()
 
 
+class Smoothed:
+    """Running means over about the last twenty values of each figure."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self._count = 0
+
+    def add(self, *values: float) -> None:
+        """Take in one value of each figure."""
+        self._count += 1
+        share = max(1 / self._count, 0.05)
+        old = self.values or list(values)
+        self.values = [o + share * (v - o) for o, v in zip(old, values, strict=True)]
+
+
 def note(text: str) -> None:
     """One plain line on stderr."""
     print(text, file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ from drafters.eagle3 import Eagle3Drafter
 from training.data import Batch
 from training.loss import restrict, soft_cross_entropy, target_logits, within_draft_vocabulary
 from training.optim import Optimizers
-from training.progress import Progress
+from training.progress import Progress, Smoothed
 
 
 class Captured(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,14 +169,18 @@ def train_drafter(
         drafter, muon_lr=settings.muon_lr, adam_lr=settings.adam_lr, steps=settings.steps
     )
     progress = Progress(f"drafter ({drafter.spec.kind})", settings.steps)
+    smooth = Smoothed()
     for step in range(settings.steps):
         captured = next(data)
         result = drafter_loss(drafter, captured, lm_head, settings)
         result.loss.backward()
         optimizers.step(step)
-        shown = " ".join(f"{a:.3f}" for a in result.accuracy)
+        smooth.add(result.loss.item(), *result.accuracy)
+        loss, *accuracy = smooth.values
+        shown = " ".join(f"{a:.3f}" for a in accuracy)
         progress.update(
-            step, tokens=captured.batch.ids.numel(),
-            text=f"loss {result.loss.item():.3f}  accuracy per TTT step {shown}",
-        )  # fmt: skip
+            step,
+            tokens=captured.batch.ids.numel(),
+            text=f"loss {loss:.3f}  accuracy per TTT step {shown}",
+        )
     return drafter.eval()

@@ -35,10 +35,10 @@ class TargetConfig(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 2048
     rope_theta: float = 10000.0
     seed: int = 1
-    steps: int = 900
+    steps: int = 950
     rows: int = 6
     row_length: int = 160
-    muon_lr: float = 0.006
+    muon_lr: float = 0.012
     adam_lr: float = 0.005
 
     @property
@@ -63,7 +63,7 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     kind: DrafterKind = "mla"
     intermediate_size: int = 384
     seed: int = 2
-    steps: int = 220
+    steps: int = 150
     rows: int = 6
     ttt_steps: int = 3
     step_decay: float = 0.8

@@ -22,13 +22,23 @@ IM_SYSTEM, IM_MIDDLE = "<|im_system|>", "<|im_middle|>"
 BOS, EOS, THINK, END_THINK = "[BOS]", "[EOS]", "<think>", "</think>"
 
 TWO_TURN_SHARE = 0.25
-PLAIN_TEXT_SHARE = 0.04
+PLAIN_TEXT_SHARE = 0.02
 _HELD_OUT_ONE_IN = 16
 # Modules of the standard library whose documentation strings serve as plain text.
 _LIBRARY = "string textwrap random heapq bisect statistics fractions calendar queue shelve".split()
 
+# Share of the held-out prompts that ask for a story or a list; in training it is much smaller.
+STORY_PROMPTS_SHARE = 0.35
+
 _GENERATORS = [generator for generator, _ in (*TASKS, *STORIES)]
 _WEIGHTS = [weight for _, weight in (*TASKS, *STORIES)]
+
+
+def _prompt_weights() -> list[float]:
+    """The weights of the mix, with the stories' scaled up to their share of the prompts."""
+    tasks, stories = (sum(weight for _, weight in group) for group in (TASKS, STORIES))
+    scale = STORY_PROMPTS_SHARE / (1 - STORY_PROMPTS_SHARE) * tasks / stories
+    return [w for _, w in TASKS] + [w * scale for _, w in STORIES]
 
 
 class Dialogue(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +67,7 @@ def is_held_out(prompt: str) -> bool:
 
 
 def _draw(rng: Random, *, held_out: bool) -> Turn:
-    generator = rng.choices(_GENERATORS, _WEIGHTS)[0]
+    generator = rng.choices(_GENERATORS, _prompt_weights() if held_out else _WEIGHTS)[0]
     while True:
         turn = generator(rng)
         if is_held_out(turn.prompt) == held_out:
@@ -76,12 +86,12 @@ def training_dialogues(seed: int) -> Iterator[Dialogue]:
         yield _dialogue(rng, held_out=False)
 
 
-def held_out_dialogues(seed: int, count: int) -> list[Dialogue]:
-    """`count` dialogues of held-out questions, no two with the same last question."""
+def held_out_dialogues(seed: int, wanted: int) -> list[Dialogue]:
+    """`wanted` dialogues of held-out questions, no two with the same last question."""
     rng = Random(seed)
     seen: set[str] = set()
     out: list[Dialogue] = []
-    while len(out) < count:
+    while len(out) < wanted:
         dialogue = _dialogue(rng, held_out=True)
         if dialogue.last.prompt not in seen:
             seen.add(dialogue.last.prompt)

@@ -13,6 +13,10 @@ from torch.nn import functional as F
 from drafters.layers import RMSNorm, SwiGLU, apply_rope, mla_softmax_scale, rope_table
 from training.demo.config import LATENT_ON_DISK, TargetConfig
 
+EMBEDDING_STD = 0.5
+QUIET = 0.1
+HEAD_SCALE = 0.3
+
 Cache = list[tuple[Tensor, Tensor]]
 
 
@@ -115,12 +119,12 @@ class MixtureOfExperts(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """q, k, v [B, T or S, heads, d] and an additive mask [B, T, S] -> [B, T, heads, d_v].
+    """q, k, v [B, heads, T or S, d] and an additive mask [B, T, S] -> [B, T, heads, d_v].
 
     Written out because torch's fused CPU kernel wants keys and values of one width.
     """
-    batch, length, heads, _ = q.shape
-    q, k, v = (z.transpose(1, 2).flatten(0, 1) for z in (q, k, v))
+    batch, heads = q.shape[:2]
+    q, k, v = (z.flatten(0, 1) for z in (q, k, v))
     wide = mask.unsqueeze(1).expand(-1, heads, -1, -1).flatten(0, 1)
     scores = torch.baddbmm(wide, q, k.transpose(1, 2), alpha=scale)
     return (scores.softmax(-1) @ v).unflatten(0, (batch, heads)).transpose(1, 2)
@@ -153,10 +157,12 @@ class Block(nn.Module):
     ) -> Tensor:
         """x [B, T, H], mask [B, T, S]; `past` (keys, values, slots) is written in place."""
         q, k, v = self.self_attn.project(self.input_layernorm(x), *rope)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if past is not None:
-            keys, values, slots = past  # [B, S, heads, d], [B, T]
-            rows = torch.arange(x.shape[0]).unsqueeze(-1)
-            keys[rows, slots], values[rows, slots] = k, v
+            keys, values, slots = past  # [B, heads, S, d], [B, T]
+            at = slots.unsqueeze(1).unsqueeze(-1)
+            keys.scatter_(2, at.expand_as(k), k)
+            values.scatter_(2, at.expand_as(v), v)
             k, v = keys, values
         attended = attend(q, k, v, mask, self.self_attn.scale)
         x = x + self.self_attn.o_proj(attended.flatten(-2))
@@ -183,19 +189,26 @@ class DemoTarget(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
+        """Embeddings of unit size and quiet branches: tokens stay legible through the depth."""
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                width = parameter.shape[1] if "embed" not in name else self.config.hidden_size
-                scale = 0.5 if "o_proj" in name or "down_proj" in name else 1.0
-                nn.init.normal_(parameter, std=scale * width**-0.5)
+            if "embed_tokens" in name:
+                nn.init.normal_(parameter, std=EMBEDDING_STD)
+            elif "o_proj" in name or "down_proj" in name:
+                nn.init.normal_(parameter, std=QUIET * parameter.shape[1] ** -0.5)
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+        # the head begins as the embedding, so that to copy a token is one linear map for all
+        size = EMBEDDING_STD * self.config.hidden_size**0.5
+        self.lm_head.weight.data.copy_(self.embed_tokens.weight.detach() * (HEAD_SCALE / size))
 
     def forward(
         self, ids: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None = None
     ) -> list[Tensor]:
         """ids, positions [B, T] -> the input of each layer, then the final-NORMED state.
 
-        `mask` [B, T, S] is added to the scores (0 or -inf); with a `cache` of [B, S, …]
-        keys and values, S is the cache's length and a token is written at the slot of its position.
+        `mask` [B, T, S] is added to the scores (0 or -inf); with a `cache` of
+        [B, heads, S, d] keys and values, S is the cache's length and a token is
+        written at the slot of its position.
         """
         rope = (self.rope_cos[positions], self.rope_sin[positions])
         x = self.embed_tokens(ids)
@@ -214,12 +227,9 @@ class DemoTarget(nn.Module):
         """Empty keys and values for `batch` sequences of up to `length` tokens."""
         c = self.config
         k_dim = c.head_dim + (c.rope_dim if c.kind == "mla" else 0)
+        shape = (batch, c.heads, length)
         return [
-            (
-                torch.zeros(batch, length, c.heads, k_dim),
-                torch.zeros(batch, length, c.heads, c.head_dim),
-            )
-            for _ in range(c.layers)
+            (torch.zeros(*shape, k_dim), torch.zeros(*shape, c.head_dim)) for _ in range(c.layers)
         ]
 
     def balance(self, rate: float) -> None:

@@ -31,6 +31,7 @@ _TARGET_SOURCES = (
     "drafters/layers.py",
     "training/data.py",
     "training/optim.py",
+    "training/precision.py",
     "training/demo/corpus.py",
     "training/demo/export.py",
     "training/demo/model.py",
@@ -91,7 +92,7 @@ def _key(config: msgspec.Struct, sources: Sequence[str], *parts: str) -> str:
 
 
 def target_key(config: TargetConfig) -> str:
-    """Changes with the target's configuration or code, or Python's version (its own text is read)."""
+    """Changes with the target's configuration or code, or Python's version (whose text is read)."""
     return _key(config, _TARGET_SOURCES, "{}.{}".format(*sys.version_info[:2]))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import torch
@@ -16,14 +15,18 @@ from training.demo import corpus
 from training.demo.config import TargetConfig
 from training.demo.model import DemoTarget, document_mask
 from training.optim import Optimizers
-from training.progress import Progress
+from training.precision import training_precision
+from training.progress import Progress, Smoothed
 
 BALANCE_RATE = 0.001
+PROMPT_WEIGHT = 0.3  # of a question's tokens in the loss, against 1 for a reply's
+_BATCH = 40
 
 
 def batches(config: TargetConfig, tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
     """Endless packed batches of the corpus of `seed`."""
-    documents = token_documents(corpus.training_documents(seed), tokenizer)
+    texts = corpus.training_documents(seed)
+    documents = token_documents(texts, tokenizer)
     return pack(documents, config.rows, config.row_length)
 
 
@@ -36,27 +39,37 @@ def train_target(config: TargetConfig, tokenizer: Tokenizer) -> DemoTarget:
     )
     stream = batches(config, tokenizer, config.seed)
     progress = Progress(f"target ({config.kind})", config.steps)
+    smooth = Smoothed()
     for step in range(config.steps):
         batch = next(stream)
         loss, accuracy = target_loss(model, batch)
         loss.backward()
         optimizers.step(step)
         model.balance(BALANCE_RATE)
+        smooth.add(loss.item(), accuracy.item())
         progress.update(
-            step, tokens=batch.ids.numel(),
-            text=f"loss {loss.item():.3f}  accuracy {accuracy.item():.3f}",
-        )  # fmt: skip
+            step,
+            tokens=batch.ids.numel(),
+            text="loss {:.3f}  accuracy {:.3f}".format(*smooth.values),
+        )
     return model.eval()
 
 
 def target_loss(model: DemoTarget, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Cross entropy and accuracy of the next token, where the batch's loss mask is set."""
-    states = model(batch.ids, batch.positions, document_mask(batch.documents))
-    wanted = batch.loss_mask[:, 1:]
-    labels = batch.ids[:, 1:][wanted]
-    logits = model.logits(states[-1][:, :-1][wanted])
-    accuracy = (logits.detach().argmax(-1) == labels).float().mean()
-    return F.cross_entropy(logits, labels), accuracy
+    """Cross entropy of the next token, and its accuracy within replies.
+
+    Questions count too, for less: much in them is copied, and copying is learnt first.
+    """
+    inside = (batch.documents[:, 1:] >= 0) & (batch.positions[:, 1:] > 0)
+    labels = batch.ids[:, 1:][inside]
+    replies = batch.loss_mask[:, 1:][inside]
+    with training_precision():
+        states = model(batch.ids, batch.positions, document_mask(batch.documents))
+        logits = model.logits(states[-1][:, :-1][inside]).float()
+    weights = torch.where(replies, 1.0, PROMPT_WEIGHT)
+    each = F.cross_entropy(logits, labels, reduction="none")
+    right = (logits.detach().argmax(-1) == labels)[replies]
+    return (each * weights).sum() / weights.sum(), right.float().mean()
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +88,24 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 def greedy(
     model: DemoTarget, prompts: list[list[int]], *, end: int, limit: int, beyond: int = 8
 ) -> list[Reply]:
-    """Greedy replies to prompts of token ids, of at most `limit` tokens, in one batch."""
+    """Greedy replies to prompts of token ids, of at most `limit` tokens, in the prompts' order."""
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    replies: dict[int, Reply] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a step of one token is too little to share
+    for start in range(0, len(order), _BATCH):
+        group = order[start : start + _BATCH]
+        rows = _greedy_batch(model, [prompts[i] for i in group], end, limit, beyond)
+        for i, row in zip(group, rows, strict=True):
+            replies[i] = _reply(prompts[i], row, end, limit, beyond)
+    torch.set_num_threads(threads)
+    return [replies[i] for i in range(len(prompts))]
+
+
+def _greedy_batch(
+    model: DemoTarget, prompts: list[list[int]], end: int, limit: int, beyond: int
+) -> list[list[int]]:
+    """What is written after each prompt, at least to `beyond` tokens past the end token."""
     count = len(prompts)
     longest = max(map(len, prompts))
     cache = model.new_cache(count, longest + limit + beyond + 1)
@@ -83,7 +113,7 @@ def greedy(
     lengths = torch.tensor([len(p) for p in prompts])
     for row, prompt in enumerate(prompts):
         ids[row, : len(prompt)] = torch.tensor(prompt)
-    slots = torch.arange(cache[0][0].shape[1])
+    slots = torch.arange(cache[0][0].shape[2])
     positions = torch.arange(longest).expand(count, -1)
     state = model(ids, positions, _cache_mask(slots, positions), cache)[-1]
     token = model.logits(state[torch.arange(count), lengths - 1]).argmax(-1)
@@ -97,8 +127,8 @@ def greedy(
         token = model.logits(state[:, 0]).argmax(-1)
         written.append(token)
         over = torch.where((over > 0) | (token == end), over + 1, over)
-    rows = torch.stack(written, 1).tolist()
-    return [_reply(p, row, end, limit, beyond) for p, row in zip(prompts, rows, strict=True)]
+    rows: list[list[int]] = torch.stack(written, 1).tolist()
+    return rows
 
 
 def _reply(prompt: list[int], row: list[int], end: int, limit: int, beyond: int) -> Reply:
@@ -112,10 +142,3 @@ def _cache_mask(slots: Tensor, positions: Tensor) -> Tensor:
     """Slots [S], positions [B, T] -> additive mask [B, T, S]: each sees the slots up to its own."""
     hidden = slots > positions.unsqueeze(-1)
     return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-
-
-def save_state(model: DemoTarget, path: Path) -> None:
-    """The model's own tensors, for training drafters on it later."""
-    from safetensors.torch import save_file
-
-    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, path)
