@@ -99,12 +99,22 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return build_target("deepseek", folder, **changes), folder
 
 
-@pytest.mark.parametrize("kind", ["llama", "mla", None])
+TRUNCATED = {"temperature": 0.7, "top_k": 6, "top_p": 0.9}
+LONG = [
+    pytest.param(kind, shape, 12_000, marks=pytest.mark.full)
+    for kind in ("llama", "mla", None)
+    for shape in ({}, TRUNCATED)
+]
+
+
 @pytest.mark.parametrize(
-    "shape", [{}, {"temperature": 0.7, "top_k": 6, "top_p": 0.9}], ids=["plain", "truncated"]
+    ("kind", "shape", "count"),
+    [("llama", {}, 1500), ("mla", TRUNCATED, 1500), (None, TRUNCATED, 800), *LONG],
 )
-def test_sampled_output_follows_the_target(small: Any, kind: str | None, shape: Any) -> None:
-    """Chi-square of 4,000 outputs of three tokens: the second, and the third given the two."""
+def test_sampled_output_follows_the_target(
+    small: Any, kind: str | None, shape: Any, count: int
+) -> None:
+    """Chi-square of outputs of three tokens: the second, and the third given the two before."""
     theirs, folder = small
     model = load_target(folder)
     proposer = None
@@ -113,7 +123,7 @@ def test_sampled_output_follows_the_target(small: Any, kind: str | None, shape: 
         proposer = EagleProposer(drafter, k=2, slots=64, length=32, vocab_size=SMALL)
     engine = Engine(model, tokenizer=None, proposer=proposer, max_len=32, slots=64, seed=11)
     prompt = [3, 1, 4, 1, 5]
-    done = engine.generate([prompt] * 4000, _params(**shape))
+    done = engine.generate([prompt] * count, _params(**shape))
     outputs = torch.tensor([r.output for r in done])
     if proposer is not None:
         accepted = [a for r in done if r.drafts is not None for a in r.drafts.accepted]
