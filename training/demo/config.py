@@ -63,7 +63,7 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     kind: DrafterKind = "mla"
     intermediate_size: int = 384
     seed: int = 2
-    steps: int = 150
+    steps: int = 220
     rows: int = 6
     ttt_steps: int = 3
     step_decay: float = 0.8
