@@ -20,7 +20,7 @@ from training.demo.tokenizer import train_tokenizer
 from training.evaluate import draft_everywhere
 from training.optim import Muon, Optimizers, orthogonalise
 
-SMALL = TargetConfig(steps=3, rows=2, row_length=96, easy_first=0)
+SMALL = TargetConfig(steps=3, rows=2, row_length=96)
 
 
 @pytest.fixture(scope="module")
