@@ -77,8 +77,8 @@ def to_config(spec: DrafterSpec) -> dict[str, Any]:
         config["head_dim"] = spec.head_dim
     else:
         config.update({key: getattr(spec.mla, key) for key in _MLA_KEYS})
-        # an MLA head has a dense feed-forward; readers of DeepSeek configs want the expert fields
-        config.update(first_k_dense_replace=1, n_routed_experts=None, moe_layer_freq=1)
+        # an MLA head's feed-forward is dense: no expert fields (SGLang refuses null ones)
+        config.update(first_k_dense_replace=1, moe_layer_freq=1)
     return config
 
 

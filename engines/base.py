@@ -153,7 +153,7 @@ class Adapter(Protocol):
         """Raise `EngineUsageError` if the engine is not installed or cannot serve `spec`."""
 
     def launch(self, spec: ServeSpec, workdir: Path) -> Launch:
-        """The command for `spec`. May write small files (a translated drafter config) in `workdir`."""
+        """The command for `spec`; small files (a translated drafter) may be written in `workdir`."""
 
     def failure_cause(self, log_text: str) -> str | None:
         """The one line of the log that tells why the engine failed, or None."""
@@ -161,8 +161,9 @@ class Adapter(Protocol):
     def counters(self, metrics_text: str) -> SpecCounters | None:
         """Read the speculative counters from the engine's metrics text."""
 
-    def request_fields(self, *, speculative: bool) -> Mapping[str, Any]:
-        """Extra fields for a completion request, such as token ids and per-request acceptance."""
+    def request_fields(self, *, speculative: bool, endpoint: str = "chat") -> Mapping[str, Any]:
+        """Extra fields for a request to `endpoint` ("chat" or "completions"), such as those that
+        ask for token ids and for the request's acceptance."""
 
     def request_acceptance(self, payloads: list[dict[str, Any]]) -> RequestAcceptance | None:
-        """One request's acceptance from the JSON objects of its answer (stream chunks, in order)."""
+        """One request's acceptance from the JSON objects of its answer (chunks, in order)."""

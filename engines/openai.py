@@ -44,7 +44,7 @@ class OpenAIAdapter:
         """Counters under vLLM's names; None where the text has none."""
         return read_counters(metrics_text)
 
-    def request_fields(self, *, speculative: bool) -> Mapping[str, Any]:
+    def request_fields(self, *, speculative: bool, endpoint: str = "chat") -> Mapping[str, Any]:
         """Nothing beyond the API: a strict server refuses fields it does not know."""
         return {}
 

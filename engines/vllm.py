@@ -101,7 +101,7 @@ class VllmAdapter:
         """vLLM's counters, summed over data-parallel ranks; None if the text holds none of them."""
         return read_counters(metrics_text)
 
-    def request_fields(self, *, speculative: bool) -> Mapping[str, Any]:
+    def request_fields(self, *, speculative: bool, endpoint: str = "chat") -> Mapping[str, Any]:
         """Token ids are asked for; acceptance comes by the server's own argument."""
         return {"return_token_ids": True}
 

@@ -164,7 +164,7 @@ def asking(adapter: Adapter, url: str, model: str, plan: Plan, *, speculative: b
         sampling=plan.sampling,
         timeout_s=plan.load.timeout_s,
         api_key=api_key(plan),
-        extra=adapter.request_fields(speculative=speculative),
+        extra=adapter.request_fields(speculative=speculative, endpoint=plan.workload.endpoint),
         read_acceptance=read_acceptance if speculative else None,
     )
 

@@ -108,7 +108,7 @@ class ReferenceAdapter:
             waiting=sums.get("num_requests_waiting"),
         )
 
-    def request_fields(self, *, speculative: bool) -> Mapping[str, Any]:
+    def request_fields(self, *, speculative: bool, endpoint: str = "chat") -> Mapping[str, Any]:
         """Token ids in the answer; the acceptance comes without asking."""
         return {"return_token_ids": True}
 

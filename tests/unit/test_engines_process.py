@@ -103,7 +103,7 @@ class FakeAdapter:
     def counters(self, metrics_text: str) -> None:
         return None
 
-    def request_fields(self, *, speculative: bool) -> dict[str, Any]:
+    def request_fields(self, *, speculative: bool, endpoint: str = "chat") -> dict[str, Any]:
         return {}
 
     def request_acceptance(self, payloads: list[dict[str, Any]]) -> None:
