@@ -153,7 +153,7 @@ class Adapter(Protocol):
         """Raise `EngineUsageError` if the engine is not installed or cannot serve `spec`."""
 
     def launch(self, spec: ServeSpec, workdir: Path) -> Launch:
-        """The command for `spec`; small files (a translated drafter) may be written in `workdir`."""
+        """The command for `spec`; small files (a translated drafter) go to `workdir`."""
 
     def failure_cause(self, log_text: str) -> str | None:
         """The one line of the log that tells why the engine failed, or None."""

@@ -21,7 +21,7 @@ class HarnessError(Exception):
     exit_code = 1
 
 
-class GateFailed(HarnessError):  # noqa: N818
+class GateFailed(HarnessError):
     """A gate or a regression check said no."""
 
     exit_code = 1
@@ -33,13 +33,13 @@ class UsageError(HarnessError):
     exit_code = 2
 
 
-class EngineFailure(HarnessError):  # noqa: N818
+class EngineFailure(HarnessError):
     """The engine died, hung or answered nonsense in the middle of the work."""
 
     exit_code = 3
 
 
-class VoidRun(HarnessError):  # noqa: N818
+class VoidRun(HarnessError):
     """The run ended, its numbers are kept, and no verdict may be drawn from them."""
 
     exit_code = 4

@@ -119,7 +119,9 @@ def test_sampled_output_follows_the_target(
     model = load_target(folder)
     proposer = None
     if kind is not None:
-        drafter = build_drafter(kind, vocab_size=SMALL, draft_vocab_size=8)
+        size = 8 if kind == "llama" else SMALL  # with and without a draft vocabulary
+        drafter = build_drafter(kind, vocab_size=SMALL, draft_vocab_size=size)
+        drafter.lm_head.weight.mul_(0.3)  # flat enough to be accepted now and then
         proposer = EagleProposer(drafter, k=2, slots=64, length=32, vocab_size=SMALL)
     engine = Engine(model, tokenizer=None, proposer=proposer, max_len=32, slots=64, seed=11)
     prompt = [3, 1, 4, 1, 5]
@@ -127,7 +129,7 @@ def test_sampled_output_follows_the_target(
     outputs = torch.tensor([r.output for r in done])
     if proposer is not None:
         accepted = [a for r in done if r.drafts is not None for a in r.drafts.accepted]
-        assert 0.2 < sum(accepted) / len(accepted) < 1.95  # both fates of drafts are common
+        assert 300 < sum(accepted) < 1.8 * len(accepted)  # both fates of drafts are common
 
     exact = _exact_joint(theirs, prompt, _params(**shape))
     flat = (outputs * torch.tensor([SMALL**2, SMALL, 1])).sum(-1)
