@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,12 +12,20 @@ import torch
 
 from drafters import checkpoint
 from drafters.validate import check_fit
-from training.demo import corpus, pair
+from training.demo import build, corpus, pair
 from training.demo.config import DrafterConfig, TargetConfig
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_prompts() -> Iterator[None]:
+    """An untrained target never stops, so let it answer few of the prompts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "demo_dialogues", lambda: corpus.held_out_dialogues(77, 12))
+        yield
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(few_prompts: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pair of three steps with both drafters."""
     root = tmp_path_factory.mktemp("cache")
     target = TargetConfig(steps=3)
@@ -31,7 +40,7 @@ def test_every_part_is_there_and_nothing_else(made: Path) -> None:
     assert names == {"target", "drafter-mla", "drafter-llama", "prompts.jsonl", "pair.json"}
     assert {p.name for p in made.parent.iterdir()} == {made.name, f"{made.name}.lock"}
     record = json.loads((made / "pair.json").read_text())
-    assert record["target"]["held_out"]["prompts"] == 160
+    assert record["target"]["held_out"]["prompts"] == 12
     for kind in ("mla", "llama"):
         held_out = record["drafters"][kind]["held_out"]
         assert held_out["counts"]["drafted"] == 3 * held_out["counts"]["drafts"] > 0
@@ -62,7 +71,7 @@ def test_the_target_is_read_by_transformers(made: Path) -> None:
 
 def test_prompts_are_held_out_and_fit_the_context(made: Path) -> None:
     lines = [json.loads(line) for line in (made / "prompts.jsonl").read_text().splitlines()]
-    assert len({line["id"] for line in lines}) == 160
+    assert len({line["id"] for line in lines}) == 12
     assert any(len(line["messages"]) == 3 for line in lines)
     for line in lines:
         for message in line["messages"]:
