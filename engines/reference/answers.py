@@ -26,8 +26,8 @@ def error_body(message: str, *, kind: str, status: int, param: str | None = None
 def speculative_metrics(request: Request) -> Json | None:
     """One request's acceptance as vLLM's `--per-request-spec-decode-metrics detailed` tells it.
 
-    Accepted counts leave out what was dropped behind the request's end
-    (`num_accepted_past_end_tokens`).
+    Accepted counts hold, as vLLM's do, what was dropped behind the request's end; how many those
+    were is told beside them (`num_accepted_past_end_tokens`).
     """
     log = request.drafts
     if log is None:

@@ -315,8 +315,8 @@ class Engine:
                 scored = top_logprobs(raw[row, :taken], tokens[:taken], request.params.logprobs)
                 request.logprobs.extend(scored)
             if verified and request.drafts is not None:
-                accepted = min(taken, len(tokens) - 1)
-                past_end = len(tokens) - 1 - accepted
+                accepted = len(tokens) - 1
+                past_end = max(accepted - taken, 0)
                 request.drafts.accepted.append(accepted)
                 request.drafts.proposed.append(self.k)
                 request.drafts.past_end += past_end

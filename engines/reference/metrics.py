@@ -1,9 +1,9 @@
 """The engine's counters, published under vLLM's names and with vLLM's meanings.
 
-One difference, on purpose: draft tokens accepted behind a stop token, a stop string or the length
-limit never become output and are not counted as accepted. vLLM counts them where the model's own
-sampler saw them. They are published apart (`reference:…past_end…`), so that
-`accepted + past_end` is vLLM's figure exactly.
+That includes one doubtful meaning: draft tokens accepted behind a stop token, a stop string or the
+length limit never become output, and vLLM and SGLang count them as accepted all the same. So does
+this engine, which also publishes them apart (`reference:…past_end…`): `accepted - past_end` is
+what the client got.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EngineMetrics:
         self.accepted = self._counter(f"{base}_accepted_tokens", "Draft tokens accepted.")
         self.past_end = self._counter(
             "reference:spec_decode_num_accepted_past_end_tokens",
-            "Draft tokens accepted behind a request's end: dropped, not counted as accepted.",
+            "Of the accepted draft tokens, those behind a request's end.",
         )
         self.per_position = [
             self._counter(

@@ -35,8 +35,8 @@ class Delta(msgspec.Struct, kw_only=True):
 class DraftLog(msgspec.Struct, kw_only=True):
     """One request's verify steps in order.
 
-    `accepted` counts the draft tokens that became output; what was accepted behind a stop is
-    dropped with everything behind it and counted in `past_end` alone.
+    `accepted` counts the draft tokens that the target accepted, as vLLM does; `past_end` is how
+    many of them were dropped because they stood behind a stop.
     """
 
     k: int

@@ -19,34 +19,27 @@ from engines.base import Adapter, EngineUsageError, RequestAcceptance, ServeSpec
 from engines.catalog import adapter
 from engines.install import engine_python
 from engines.process import EngineProcess, free_port
-from engines.prometheus import parse, total
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 PROMPTS = 20
 MAX_TOKENS = 192
 K = 3
-PAST_END = "reference:spec_decode_num_accepted_past_end_tokens_total"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What one server answered: ids and acceptance of every prompt, and its counters' growth.
-
-    `past_end`: draft tokens accepted behind the end of an answer. SGLang counts them as accepted,
-    as vLLM does; the reference engine counts them apart.
-    """
+    """What one server answered: ids and acceptance of every prompt, and its counters' growth."""
 
     ids: list[list[int]]
     acceptance: list[RequestAcceptance | None]
     before: SpecCounters
     after: SpecCounters
-    past_end: int
 
     def totals(self) -> tuple[int, int]:
         """Verify steps, and draft tokens accepted in them."""
         known = [a for a in self.acceptance if a is not None]
-        return sum(a.drafts for a in known), sum(a.accepted for a in known) + self.past_end
+        return sum(a.drafts for a in known), sum(a.accepted for a in known)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,13 +66,13 @@ def _ids(payloads: list[dict[str, Any]]) -> list[int]:
     return [token for choice in choices for token in choice.get("token_ids") or []]
 
 
-def _counters(engine: EngineProcess) -> tuple[SpecCounters, int]:
-    """The engine's counters, and the reference engine's count of tokens accepted past an end."""
+def _counters(engine: EngineProcess) -> SpecCounters:
+    """The engine's counters now."""
     with urllib.request.urlopen(engine.base_url + "/metrics", timeout=60) as page:
         text = page.read().decode()
     counters = engine.adapter.counters(text)
     assert counters is not None
-    return counters, total(parse(text), PAST_END) or 0
+    return counters
 
 
 def _prompts(pair: Path) -> list[list[int]]:
@@ -126,15 +119,14 @@ def _serve(name: str, pair: Path, drafter: str | None, workdir: Path) -> Served:
         engine.wait_ready()
         common = _fields(engine.adapter, speculative=drafter is not None)
         url = engine.base_url + "/v1/completions"
-        before, past_end_before = _counters(engine)
+        before = _counters(engine)
         answers = [_stream(url, {**common, "prompt": prompt}) for prompt in _prompts(pair)]
-        after, past_end = _counters(engine)
+        after = _counters(engine)
         return Served(
             ids=[_ids(answer) for answer in answers],
             acceptance=[engine.adapter.request_acceptance(answer) for answer in answers],
             before=before,
             after=after,
-            past_end=past_end - past_end_before,
         )
 
 
