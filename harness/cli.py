@@ -148,6 +148,14 @@ def engines_install(
     print(install(name))
 
 
+def check_text(arguments: list[str]) -> None:
+    """Raise `UsageError` at an argument that is not UTF-8: no record could hold it."""
+    for argument in arguments:
+        shown = argument.encode("utf-8", "replace").decode()
+        if shown != argument:
+            raise UsageError(f"{shown}: not UTF-8 text; rename the file, or write it in UTF-8")
+
+
 def parse_variants(text: str | None) -> tuple[Any, ...] | None:
     """`--variants` as a tuple, in the given order. Raises `UsageError`."""
     if text is None:
@@ -236,6 +244,7 @@ def main() -> None:
         signal.signal(number, _on_signal)
     command: Callable[..., Any] = typer.main.get_command(app)
     try:
+        check_text(arguments)
         code = command(args=arguments, prog_name="python -m harness", standalone_mode=False)
     except BaseException as error:
         if debug and not isinstance(error, SystemExit):

@@ -23,7 +23,7 @@ from harness.errors import EngineFailure, UsageError
 from harness.load.client import check_prompts
 from harness.load.datasets import Prompt, load_prompts
 from harness.plan.expand import expand, load_points
-from harness.plan.load import Source, build, put, read_profile
+from harness.plan.load import FOR_ENGINE, Source, build, parse_set, put, read_profile
 from harness.plan.schema import Plan
 from harness.records import Cell, Variant
 
@@ -116,7 +116,7 @@ def prepare(request: Request, name: str) -> Prepared:
     variants = request.variants or VARIANTS
     for path in (plan.target.path, plan.drafter.path):
         if path is not None:
-            check_checkpoint(Path(path).expanduser().resolve())
+            check_checkpoint(path_of(path))
     if "speculative" in variants and plan.target.path and not plan.drafter.path:
         raise UsageError(
             "drafter.path: not set; give --set drafter.path=DIR, or --variants baseline"
@@ -168,7 +168,7 @@ def check_engine(adapter: Adapter, plan: Plan) -> None:
 
 def _path(given: str | None, pair: Path | None, part: str) -> Path:
     if given is not None:
-        return Path(given).expanduser().resolve()
+        return path_of(given)
     assert pair is not None
     return pair / part
 
@@ -194,23 +194,41 @@ def choose_profile(request: Request, engine: str) -> tuple[Source, str]:
     """The profile asked for, or the one that fits; and why, to be printed."""
     if request.profile is not None:
         source = read_profile(request.profile)
+        check_engine_parts(source)
         return source, f"profile {source.name}"
     if request.urls:
         return read_profile("attach"), "profile attach: the servers run already"
     said: dict[str, Any] = {}
     for item in request.sets:
-        key, _, value = item.partition("=")
-        put(said, key.strip(), value)
+        put(said, *parse_set(item))
     if (said.get("target") or {}).get("path"):
         return read_profile("model"), "profile model: target.path is given"
     return read_profile("demo"), "profile demo: no target.path is given"
 
 
+def check_engine_parts(source: Source) -> None:
+    """Raise `EngineUsageError` where the profile has a part for an engine that does not exist."""
+    parts = source.table.get(FOR_ENGINE)
+    for name in parts if isinstance(parts, dict) else ():
+        try:
+            adapter_named(name)
+        except EngineUsageError as error:
+            raise UsageError(f"{source.where}, [{FOR_ENGINE}.{name}]: {error}") from None
+
+
 def context_of(target: Path) -> int:
     """The model's own context, at most `LONGEST_CONTEXT`."""
     config = read_config(target)
-    config = config.get("text_config") or config
-    return min(int(config.get("max_position_embeddings") or LONGEST_CONTEXT), LONGEST_CONTEXT)
+    inner = config.get("text_config")
+    longest = (inner if isinstance(inner, dict) and inner else config).get(
+        "max_position_embeddings"
+    )
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise UsageError(
+            f"{target / 'config.json'}: max_position_embeddings is {longest!r}, not a number of "
+            "tokens; set engine.max_model_len"
+        )
+    return min(longest or LONGEST_CONTEXT, LONGEST_CONTEXT)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -220,11 +238,26 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file; give the folder of a checkpoint") from None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise UsageError(f"{path}: not a configuration, a JSON object is wanted")
     return config
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def path_of(given: str) -> Path:
+    """A path as the plan gives it, absolute, `~` resolved. Raises `UsageError`."""
+    try:
+        path = Path(given).expanduser().resolve()
+        path.exists()  # raises where the name is no name at all
+    except (OSError, RuntimeError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise UsageError(f"{given[:200]}: cannot be a path: {said}") from None
+    return path
 
 
 def check_checkpoint(folder: Path) -> None:
@@ -235,8 +268,8 @@ def check_checkpoint(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = set(msgspec.json.decode(index.read_bytes())["weight_map"].values())
-        except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+            names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise UsageError(f"{index}: not an index of weights: {error}") from None
         missing = sorted(name for name in names if not (folder / name).is_file())
         if missing:

@@ -53,10 +53,15 @@ def load_prompts(dataset: str, *, demo_prompts: Path | None = None) -> list[Prom
         if demo_prompts is None:
             raise UsageError("workload.dataset=demo: only with the demo pair as the target")
         return read_jsonl(demo_prompts)
-    path = Path(dataset).expanduser()
-    if not path.is_file():
+    try:
+        path = Path(dataset).expanduser()
+        found = path.is_file()
+    except (OSError, RuntimeError):
+        found = False
+    if not found:
         raise UsageError(
-            f"workload.dataset={dataset}: no such file, nor a known data set ({', '.join(NAMED)})"
+            f"workload.dataset={dataset[:200]}: no such file, nor a known data set "
+            f"({', '.join(NAMED)})"
         )
     return read_jsonl(path)
 

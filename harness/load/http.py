@@ -51,16 +51,28 @@ class Origin:
     @classmethod
     def parse(cls, url: str) -> Origin:
         """Read a server's root, with or without `/v1`. Raises `UsageError`."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
+        wrong = UsageError(f"--url {url}: not a URL such as http://127.0.0.1:8000")
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            (parts.hostname or "").encode("idna")
+        except ValueError:  # UnicodeError too
+            raise wrong from None
         try:
             port = parts.port
         except ValueError:
-            raise UsageError(f"--url {url}: the port is not a number from 1 to 65535") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"--url {url}: not a URL such as http://127.0.0.1:8000")
+            port = 0
+        if port == 0:
+            raise UsageError(f"--url {url}: the port is not a number from 1 to 65535")
+        host = parts.hostname
+        if parts.scheme not in ("http", "https") or not host or not url.isprintable():
+            raise wrong
+        if " " in host or parts.username is not None or parts.query or parts.fragment:
+            raise UsageError(
+                f"--url {url}: give the server's root alone, such as http://127.0.0.1:8000"
+            )
         return cls(
             scheme=parts.scheme,
-            host=parts.hostname,
+            host=host,
             port=port or (443 if parts.scheme == "https" else 80),
             prefix=parts.path.rstrip("/").removesuffix("/v1"),
         )

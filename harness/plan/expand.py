@@ -7,6 +7,7 @@ from harness.plan.schema import LoadSection, Plan
 from harness.records import Cell, LoadPoint, Variant
 
 DEFAULT_REQUESTS = 16
+MOST_REQUESTS = 1_000_000
 
 
 def load_points(load: LoadSection) -> list[LoadPoint]:
@@ -29,7 +30,23 @@ def load_points(load: LoadSection) -> list[LoadPoint]:
     ]
     if not points:
         raise UsageError("load: no load point; give load.concurrency or load.request_rate")
+    _check_points(points)
     return points
+
+
+def _check_points(points: list[LoadPoint]) -> None:
+    """Raise `UsageError` where two points would be one cell, or one is beyond any machine."""
+    labels = [load_label(point) for point in points]
+    for point, label in zip(points, labels, strict=True):
+        if labels.count(label) > 1:
+            key = "concurrency" if point.mode == "closed" else "request_rate"
+            raise UsageError(f"load.{key}: {label[1:]} is given twice; give each load point once")
+        due = (point.request_rate or 0.0) * (point.duration_s or 0.0)
+        if due > MOST_REQUESTS:
+            raise UsageError(
+                f"load.request_rate: {point.request_rate:g} a second for {point.duration_s:g} s "
+                f"are {due:.0f} requests; a cell holds at most {MOST_REQUESTS}"
+            )
 
 
 def load_label(load: LoadPoint) -> str:

@@ -55,12 +55,17 @@ def read_profile(name: str) -> Source:
             raise UsageError(
                 f"--profile {name}: no such profile; {hint} A TOML file's path works too"
             )
-    if not path.is_file():
-        raise UsageError(f"--profile {name}: no such file")
     try:
+        if not path.is_file():
+            what = "no such file" if not path.exists() else "not a file; give a TOML file"
+            raise UsageError(f"--profile {name}: {what}")
         table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--profile {name}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: not valid TOML: nested too deep") from None
     return Source(name=path.stem, where=str(path), table=table)
 
 
@@ -83,8 +88,10 @@ def parse_set(item: str) -> tuple[str, Any]:
         raise UsageError(f"--set {item}: write it as key=value, for example load.concurrency=1,4")
     kinds = known_keys()
     if key not in kinds:
-        parent, _, _leaf = key.rpartition(".")
+        parent, _, leaf = key.rpartition(".")
         if parent in kinds and not is_text(kinds[parent]) and not is_list(kinds[parent]):
+            if not leaf:
+                raise UsageError(f"--set {item}: a name is wanted after '{parent}.'")
             return key, raw  # an entry of a free table, such as engine.extra_env.NAME
         if any(known.startswith(f"{key}.") for known in kinds):
             raise UsageError(f"--set {item}: '{key}' is a table; set a key of it")

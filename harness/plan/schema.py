@@ -9,8 +9,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+# The upper bounds are beyond any use: they turn a slip of the keyboard, or an infinity, into one
+# line of complaint instead of a machine out of memory.
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Rate = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
+Turns = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
@@ -71,10 +76,10 @@ class LoadSection(Section, frozen=True, kw_only=True):
     """
 
     concurrency: tuple[Positive, ...] | None = None
-    request_rate: tuple[PositiveFloat, ...] | None = None
+    request_rate: tuple[Rate, ...] | None = None
     num_requests: Positive | None = None
     duration_s: PositiveFloat | None = None
-    warmup_requests: Annotated[int, msgspec.Meta(ge=0)] = 4
+    warmup_requests: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 4
     timeout_s: PositiveFloat = 600.0
 
 
@@ -89,10 +94,10 @@ class WorkloadSection(Section, frozen=True, kw_only=True):
 class SamplingSection(Section, frozen=True, kw_only=True):
     """Temperature 0 is greedy. `seed` goes with every request, its index added."""
 
-    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 0.0
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    top_k: int | None = None
-    seed: int | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    seed: Seed | None = None
 
 
 class CompareSection(Section, frozen=True, kw_only=True):
@@ -101,8 +106,8 @@ class CompareSection(Section, frozen=True, kw_only=True):
     `min_effect`: the smallest relative difference worth acting on (the verdicts' delta).
     """
 
-    launches: Positive = 3
-    blocks: Positive = 1
+    launches: Turns = 3
+    blocks: Turns = 1
     min_effect: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.03
     confidence: Annotated[float, msgspec.Meta(gt=0.5, lt=1)] = 0.95
 
@@ -112,7 +117,7 @@ class Plan(Section, frozen=True, kw_only=True):
 
     name: str = "plan"
     description: str = ""
-    seed: int = 0
+    seed: Seed = 0
     engine: EngineSection = EngineSection()
     target: TargetSection = TargetSection()
     drafter: DrafterSection = DrafterSection()

@@ -146,9 +146,21 @@ _NAMES = {
 }
 
 
+def _check_texts(table: dict[str, Any], where: str, at: str = "") -> None:
+    """Raise `UsageError` at a text with a NUL: no path, argument or environment can hold it."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            _check_texts(value, where, f"{at}{name}.")
+            continue
+        for text in (name, *(value if isinstance(value, list) else (value,))):
+            if isinstance(text, str) and "\0" in text:
+                raise UsageError(f"{where}: '{at}{name}': holds a NUL character".replace("\0", ""))
+
+
 def to_plan(table: dict[str, Any], where: str) -> Plan:
     """Decode a checked table; raises `UsageError` with the key's path on a wrong value."""
     check_keys(table, where)
+    _check_texts(table, where)
     try:
         return msgspec.convert(_lift(table), Plan)
     except msgspec.ValidationError as error:

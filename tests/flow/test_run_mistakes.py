@@ -36,6 +36,8 @@ def checkpoint(tmp_path: Path) -> Path:
 def mistakes(tmp_path: Path) -> list[tuple[list[str], str]]:
     typo = tmp_path / "typo.toml"
     typo.write_text("[speculative]\nkk = 3\n")
+    odd = tmp_path / "odd.toml"
+    odd.write_text("[for.vlm.load]\nnum_requests = 3\n")
     return [
         (["run", "--engine", "vlm"], "did you mean 'vllm'"),
         (["run", "--set", "load.concurency=1"], "did you mean 'load.concurrency'"),
@@ -63,10 +65,24 @@ def mistakes(tmp_path: Path) -> list[tuple[list[str], str]]:
         (["resume", str(tmp_path / "none")], "is this the folder of a run"),
         (["engines", "show", "demo", "--engine", "vlm"], "did you mean 'vllm'"),
         (["frobnicate"], "frobnicate"),
+        (["run", "--set", "target=x", "--set", "target.path=/a"], "'target' is a table"),
+        (["run", "--set", "target.path=/a", "--set", "target=x"], "'target' is a table"),
+        (["run", "--set", "target.path=/a", "--set", "target.path.x=1"], "unknown key"),
+        (["run", "--set", "target.path=~nobody-here/x"], "cannot be a path"),
+        (["run", "--set", "target.path=" + "a" * 300], "cannot be a path"),
+        (["run", "--set", "workload.dataset=" + "a" * 300], "no such file"),
+        (["run", "--url", "http://.."], "not a URL"),
+        (["run", "--url", "http://[::1"], "not a URL"),
+        (["run", "--url", "http://" + "a" * 300], "not a URL"),
+        (["run", "--url", "http://127.0.0.1:0"], "the port"),
+        (["run", "--url", "http://a b/"], "the server's root alone"),
+        (["run", "--url", "http://u:p@127.0.0.1:1"], "the server's root alone"),
+        (["run", "--profile", str(odd)], "did you mean 'vllm'"),
+        (["run", "--set", "name=\udcff"], "not UTF-8"),
     ]
 
 
-@pytest.mark.parametrize("number", range(26))
+@pytest.mark.parametrize("number", range(40))
 def test_a_mistake_is_one_line_and_exit_code_2(
     number: int,
     tmp_path: Path,
@@ -74,7 +90,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     every = mistakes(tmp_path)
-    assert len(every) == 26
+    assert len(every) == 40
     arguments, needle = every[number]
     if arguments[0] == "run":
         arguments = [*arguments, "--out", str(tmp_path / "out")]

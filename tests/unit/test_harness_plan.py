@@ -187,3 +187,58 @@ def test_the_keys_other_tools_use_exist() -> None:
     )
     assert set(stay.split()) <= set(known_keys())
     assert to_plan({}, "empty") == Plan()
+
+
+@pytest.mark.parametrize(
+    ("text", "needle"),
+    [
+        ("seed = 99999999999999999999999", "'seed'"),
+        ("seed = -1", "'seed'"),
+        ("[load]\nnum_requests = 99999999999999999999999", "'load.num_requests'"),
+        ("[load]\nconcurrency = 1000000000", "load.concurrency"),
+        ("[load]\nrequest_rate = inf", "load.request_rate"),
+        ("[load]\nrequest_rate = 1e-300", "load.request_rate"),
+        ("[load]\ntimeout_s = inf", "'load.timeout_s'"),
+        ("[load]\nduration_s = nan", "'load.duration_s'"),
+        ("[compare]\nlaunches = 100000", "'compare.launches'"),
+        ("[sampling]\ntop_k = -99", "'sampling.top_k'"),
+        ('[target]\npath = "a\\u0000b"', "NUL"),
+        ('[engine.extra_env]\n"A\\u0000" = "1"', "NUL"),
+        ('[engine]\nextra_args = ["--a\\u0000"]', "NUL"),
+    ],
+)
+def test_values_no_machine_can_honour_are_refused(tmp_path: Path, text: str, needle: str) -> None:
+    path = profile(tmp_path, text)
+    with pytest.raises(UsageError) as caught:
+        build(read_profile(str(path)), "reference", [])
+    assert needle in str(caught.value)
+    assert "\0" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["/proc/self/mem", "a" * 300 + ".toml", "/", "/dev/null"])
+def test_a_profile_that_is_no_readable_file(name: str) -> None:
+    with pytest.raises(UsageError, match="--profile"):
+        read_profile(name)
+
+
+def test_a_profile_nested_without_end(tmp_path: Path) -> None:
+    path = profile(tmp_path, f"x = {'[' * 5000}{']' * 5000}")
+    with pytest.raises(UsageError, match="nested too deep"):
+        read_profile(str(path))
+
+
+def test_a_load_point_given_twice_would_be_one_cell() -> None:
+    with pytest.raises(UsageError, match="4 is given twice"):
+        load_points(LoadSection(concurrency=(4, 1, 4)))
+    with pytest.raises(UsageError, match="given twice"):
+        load_points(LoadSection(request_rate=(1.0000001, 1.0000002)))
+
+
+def test_an_open_loop_of_more_requests_than_a_cell_holds() -> None:
+    with pytest.raises(UsageError, match="at most"):
+        load_points(LoadSection(request_rate=(1e5,), duration_s=1e6))
+
+
+def test_an_entry_of_a_free_table_needs_a_name() -> None:
+    with pytest.raises(UsageError, match="a name is wanted"):
+        parse_set("engine.extra_env.=1")
