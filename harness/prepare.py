@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from drafters.spec import DrafterError
 from drafters.validate import check_fit
 from engines.base import Adapter, EngineUsageError, ServeSpec
 from engines.catalog import adapter as adapter_named
@@ -71,7 +70,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             "drafter": str(self.drafter) if self.drafter else None,
         }
 
-    def spec(self, variant: Variant, port: int | None = None) -> ServeSpec:
+    def spec(self, variant: Variant) -> ServeSpec:
         """What to serve for `variant`."""
         assert self.target is not None
         engine, load = self.plan.engine, self.plan.load
@@ -79,8 +78,9 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         return ServeSpec(
             target=self.target,
             served_name=served_name(self.plan, self.target),
-            port=port or engine.port or free_port(),
+            port=engine.port or free_port(),
             drafter=self.drafter if variant == "speculative" else None,
+            pair_drafter=self.drafter,
             k=self.plan.speculative.k,
             dtype=engine.dtype,
             max_model_len=engine.max_model_len or context_of(self.target),
@@ -306,7 +306,3 @@ def api_key(plan: Plan) -> str | None:
     if not key:
         raise UsageError(f"engine.api_key_env: the environment has no variable {name}")
     return key
-
-
-USER_MISTAKES = (UsageError, EngineUsageError, DrafterError)
-"""What ends with exit code 2."""
