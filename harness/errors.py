@@ -3,11 +3,12 @@
     HarnessError
     ├── GateFailed        exit 1  a regression, or a gate that was not passed
     ├── UsageError        exit 2  a mistake of the user: bad plan, unknown key, missing file
-    ├── EngineFailure     exit 3  the engine failed; carries phase, last log lines, log path
-    └── VoidRun           exit 4  measured, but the numbers prove nothing; carries the reason
+    ├── EngineFailure     exit 3  what an engine needs could not be made, such as the demo pair
+    └── VoidRun           exit 4  measured, but the numbers prove nothing
 
 `engines.base` has its own small tree (engines never import the harness); the command line maps
-`engines.base.EngineUsageError` to 2 and `engines.base.EngineFailed` to 3.
+`engines.base.EngineUsageError` to 2 and `engines.base.EngineFailed`, which carries phase, cause
+and log, to 3. A void run that was summed up is no error: `run.Outcome` holds its exit code.
 
 Every message is one line: what is wrong, where, and what to do about it.
 """
@@ -34,7 +35,7 @@ class UsageError(HarnessError):
 
 
 class EngineFailure(HarnessError):
-    """The engine died, hung or answered nonsense in the middle of the work."""
+    """Something an engine cannot do without could not be made."""
 
     exit_code = 3
 

@@ -44,16 +44,13 @@ class Progress(Protocol):
     def expect(self, cells: int) -> None:
         """How many cells there will be."""
 
-    def pause(self) -> None:
-        """Something else writes to the terminal for a while."""
-
 
 class _Counting:
     """What both kinds keep: cells done, requests done, and how fast tokens come."""
 
-    def __init__(self, cells: int) -> None:
+    def __init__(self) -> None:
         self.begun = time.monotonic()
-        self.cells = cells
+        self.cells = 0
         self.cells_done = 0
         self.text = ""
         self.total: int | None = None
@@ -85,8 +82,8 @@ class _Counting:
 class PlainProgress:
     """Lines with the time since the start, for logs and pipes."""
 
-    def __init__(self, cells: int = 0) -> None:
-        self._state = _Counting(cells)
+    def __init__(self) -> None:
+        self._state = _Counting()
         self._lock = threading.Lock()
         self._last = time.monotonic()
         self._stop = threading.Event()
@@ -142,15 +139,12 @@ class PlainProgress:
     def skip(self) -> None:
         self._state.cells_done += 1
 
-    def pause(self) -> None:
-        self._state.text = ""
-
 
 class LiveProgress:
     """One moving line on a terminal, and the lines worth keeping above it."""
 
-    def __init__(self, cells: int = 0) -> None:
-        self._state = _Counting(cells)
+    def __init__(self) -> None:
+        self._state = _Counting()
         self._rich: RichProgress | None = None
         self._task = 0
 
@@ -163,7 +157,9 @@ class LiveProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.pause()
+        if self._rich is not None:
+            self._rich.stop()
+            self._rich = None
 
     def expect(self, cells: int) -> None:
         """How many cells there will be."""
@@ -227,11 +223,6 @@ class LiveProgress:
 
     def skip(self) -> None:
         self._state.cells_done += 1
-
-    def pause(self) -> None:
-        if self._rich is not None:
-            self._rich.stop()
-            self._rich = None
 
 
 def make_progress() -> PlainProgress | LiveProgress:

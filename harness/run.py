@@ -25,7 +25,7 @@ from harness.measure.store import RunFolder, read_json, to_json, write_atomic
 from harness.plan.expand import launches_of
 from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request, api_key, prepare
-from harness.progress import LiveProgress, PlainProgress, Progress
+from harness.progress import Progress
 from harness.records import SCHEMA_VERSION, Cell, LaunchRecord, Manifest, Summary, Timeline
 from harness.serving import Server, Started, asking_of, serving, warm_up
 
@@ -51,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return 4 if self.summary.void is not None else 0
 
 
-def run(request: Request, progress: PlainProgress | LiveProgress) -> Outcome:
+def run(request: Request, progress: Progress) -> Outcome:
     """Do the whole run. Mistakes of the user are raised before anything is written."""
     make_ready = prepare_attached if request.urls else prepare
     prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
@@ -60,9 +60,7 @@ def run(request: Request, progress: PlainProgress | LiveProgress) -> Outcome:
     return measure(prepared, folder, progress)
 
 
-def measure(
-    prepared: list[Prepared], folder: RunFolder, progress: PlainProgress | LiveProgress
-) -> Outcome:
+def measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> Outcome:
     """Measure every cell that the folder lacks, then analyse and report what there is.
 
     An engine that fails ends its own part; the others still have their turn. After a Ctrl-C the
@@ -252,7 +250,7 @@ def tell_plan(prepared: list[Prepared], folder: RunFolder, progress: Progress) -
 
 def analyse(path: Path) -> Summary:
     """Compute `summary.json` anew from the stored records. Raises `UsageError`."""
-    from harness.report.verdict import verdict_sentence
+    from harness.report.verdict import verdict_sentences
 
     folder = RunFolder(path)
     manifest = folder.manifest()
@@ -267,7 +265,7 @@ def analyse(path: Path) -> Summary:
         for cell_id in folder.saved_cells(list(known))
     ]
     summary = summarise(RunData(manifest=manifest, cells=cells, launches=read_launches(folder)))
-    summary = msgspec.structs.replace(summary, verdict=(verdict_sentence(summary),))
+    summary = msgspec.structs.replace(summary, verdict=tuple(verdict_sentences(summary)))
     folder.write_summary(summary)
     return summary
 
@@ -297,7 +295,7 @@ def report(path: Path, progress: Progress) -> None:
         )
 
 
-def resume(path: Path, progress: PlainProgress | LiveProgress) -> Outcome:
+def resume(path: Path, progress: Progress) -> Outcome:
     """Measure the cells that a run lacks, by its own plan. Raises `UsageError`."""
     folder = RunFolder(path.resolve())
     manifest = folder.manifest()
