@@ -11,6 +11,9 @@ _SAMPLE = re.compile(
     r"\s+(?P<value>\S+)"
 )
 _LABEL = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*\"((?:\\.|[^\"\\])*)\"")
+MAX_VALUE = 2.0**63
+"""Of a sample: what is no finite number below it is no count."""
+MAX_POSITION = 1024
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
@@ -34,6 +37,8 @@ def parse(text: str) -> list[Sample]:
             value = float(found["value"])
         except ValueError:
             continue
+        if not abs(value) < MAX_VALUE:
+            continue
         labels = {
             name: re.sub(r"\\[\\\"n]", lambda match: _ESCAPES[match[0]], raw)
             for name, raw in _LABEL.findall(found["labels"] or "")
@@ -53,7 +58,8 @@ def total_by_position(samples: list[Sample], name: str) -> tuple[int, ...] | Non
     sums: dict[int, float] = {}
     for sample in samples:
         position = sample.labels.get("position", "")
-        if sample.name == name and position.isdecimal():
+        known = position.isdecimal() and len(position) <= 4 and int(position) < MAX_POSITION
+        if sample.name == name and known:
             sums[int(position)] = sums.get(int(position), 0.0) + sample.value
     if not sums:
         return None

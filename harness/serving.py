@@ -145,16 +145,32 @@ def serving(
         yield LaunchedServer(process)
 
 
-def asking(adapter: Adapter, url: str, model: str, plan: Plan, *, speculative: bool) -> Asking:
-    """How requests to this server look."""
-
-    def read_acceptance(payloads: list[dict[str, Any]]) -> DraftCounts | None:
+def read_acceptance_of(adapter: Adapter, payloads: list[dict[str, Any]]) -> DraftCounts | None:
+    """One request's own figures; None where the server sends none, or none of a known shape."""
+    try:
         told = adapter.request_acceptance(payloads)
         if told is None:
             return None
         if told.histogram is not None:
-            return from_histogram(told.drafts, told.drafted, told.histogram)
-        return DraftCounts(drafts=told.drafts, drafted=told.drafted, accepted=told.accepted)
+            counts = from_histogram(told.drafts, told.drafted, told.histogram)
+        else:
+            counts = DraftCounts(drafts=told.drafts, drafted=told.drafted, accepted=told.accepted)
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError):
+        return None  # figures in a shape nobody knows are figures that are missing
+    return counts if believable(counts) else None
+
+
+def believable(counts: DraftCounts) -> bool:
+    """Whether a server's counts are whole numbers that a record can hold."""
+    all_counts = (counts.drafts, counts.accepted, counts.drafted or 0, *(counts.per_position or ()))
+    return all(type(n) is int and 0 <= n < 2**63 for n in all_counts)
+
+
+def asking(adapter: Adapter, url: str, model: str, plan: Plan, *, speculative: bool) -> Asking:
+    """How requests to this server look."""
+
+    def read_acceptance(payloads: list[dict[str, Any]]) -> DraftCounts | None:
+        return read_acceptance_of(adapter, payloads)
 
     return Asking(
         url=url,

@@ -14,6 +14,10 @@ import msgspec
 from harness.load.sse import SseParser
 
 THINK_END = "</think>"
+MAX_EVENT_BYTES = 8_000_000
+"""Of one event; a server that never ends one is not listened to."""
+MAX_COUNT = 2**31
+"""Of tokens, and of token ids; what is larger is nonsense that no record could hold."""
 TokenSource = Literal["token_ids", "usage"]
 
 
@@ -32,6 +36,33 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     payloads: list[dict[str, Any]]
     http_status: int | None
     error: str | None
+
+
+class Malformed(ValueError):
+    """A payload that is JSON but no chunk of an answer; the message says what is wrong in it."""
+
+
+def count_of(value: Any, name: str) -> int | None:
+    """A count as sent by a server, or None where it says none. Raises `Malformed`."""
+    if value is None or (type(value) is int and 0 <= value < MAX_COUNT):
+        return value
+    raise Malformed(f"{name} is {one_line(repr(value), 40)}")
+
+
+def ids_of(value: Any) -> list[int] | None:
+    """Token ids as sent by a server, or None where it sends none. Raises `Malformed`."""
+    if value is None:
+        return None
+    if isinstance(value, list) and all(type(i) is int and 0 <= i < MAX_COUNT for i in value):
+        return value
+    raise Malformed(f"token_ids is {one_line(repr(value), 40)}")
+
+
+def object_of(value: Any, name: str) -> dict[str, Any]:
+    """A JSON object as sent by a server; none where it is null. Raises `Malformed`."""
+    if value is None or isinstance(value, dict):
+        return value or {}
+    raise Malformed(f"{name} is {one_line(repr(value), 40)}")
 
 
 def one_line(text: str, limit: int = 300) -> str:
@@ -64,6 +95,7 @@ class AnswerReader:
         self._status: int | None = None
         self._error: str | None = None
         self._ended = False
+        self._overlong = False
         self._payloads: list[dict[str, Any]] = []
         self._chunk_ns: list[int] = []
         self._chunk_tokens: list[int | None] = []
@@ -88,8 +120,15 @@ class AnswerReader:
         if self._sse is None:
             self._raw.append(data)
             return
+        if self._overlong:
+            return
         for event in self._sse.feed(data):
             self._event(arrived_ns, event.data, event.kind)
+        if self._sse.pending > MAX_EVENT_BYTES:
+            self._overlong = True
+            self._error = self._error or (
+                f"the stream sent an event of more than {MAX_EVENT_BYTES:,} bytes"
+            )
 
     def _event(self, arrived_ns: int, data: bytes, kind: bytes) -> None:
         if data == b"[DONE]":
@@ -97,7 +136,7 @@ class AnswerReader:
             return
         try:
             payload = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             shown = one_line(data.decode("utf-8", "replace"), 80)
             self._error = self._error or f"the stream sent something that is not JSON: {shown}"
             return
@@ -106,33 +145,43 @@ class AnswerReader:
             error = one_line(str(payload))
         if error is not None:
             self._error = self._error or f"the stream reported an error: {error}"
-        elif isinstance(payload, dict):
+        else:
             self._payload(arrived_ns, payload)
 
-    def _payload(self, arrived_ns: int, payload: dict[str, Any]) -> None:
+    def _payload(self, arrived_ns: int, payload: Any) -> None:
+        try:
+            self._read(arrived_ns, payload)
+        except Malformed as error:
+            self._error = self._error or f"the answer cannot be understood: {error}"
+
+    def _read(self, arrived_ns: int, payload: Any) -> None:
+        payload = object_of(payload, "a chunk")
         self._payloads.append(payload)
-        usage = payload.get("usage") or {}
-        completion = usage.get("completion_tokens")
-        if usage.get("prompt_tokens") is not None:
-            self._prompt_tokens = usage["prompt_tokens"]
+        usage = object_of(payload.get("usage"), "usage")
+        completion = count_of(usage.get("completion_tokens"), "completion_tokens")
+        prompt = count_of(usage.get("prompt_tokens"), "prompt_tokens")
+        self._prompt_tokens = self._prompt_tokens if prompt is None else prompt
         if completion is not None:
             self._completion_tokens = completion
         choices = payload.get("choices")
         if not choices:
             return
-        choice = choices[0]
+        if not isinstance(choices, list):
+            raise Malformed(f"choices is {one_line(repr(choices), 40)}")
+        choice = object_of(choices[0], "a choice")
         if choice.get("finish_reason"):
-            self._finish_reason = choice["finish_reason"]
-        part = choice.get("delta") or choice.get("message") or choice
+            self._finish_reason = one_line(str(choice["finish_reason"]), 80)
+        name = "delta" if choice.get("delta") else "message"
+        part = object_of(choice.get(name), name) or choice
         text = part.get("content") or part.get("text") or ""
         thought = part.get("reasoning") or part.get("reasoning_content") or ""
         if isinstance(text, str) and text:
             self._text.append(text)
         if isinstance(thought, str) and thought:
             self._reasoning.append(thought)
-        ids = choice.get("token_ids")
+        ids = ids_of(choice.get("token_ids"))
         if ids is None:
-            ids = part.get("token_ids")
+            ids = ids_of(part.get("token_ids"))
         shown = bool(text or thought or part.get("tool_calls"))
         self._count(arrived_ns, shown, ids, completion)
 
@@ -141,6 +190,8 @@ class AnswerReader:
     ) -> None:
         by_usage: int | None = None
         if completion is not None:
+            if completion < self._usage_seen:
+                raise Malformed(f"usage runs backwards, to {completion} tokens")
             by_usage = completion - self._usage_seen
             self._usage_seen = completion
         tokens = len(ids) if ids is not None else by_usage
@@ -198,7 +249,7 @@ class AnswerReader:
         raw = b"".join(self._raw)
         try:
             payload = msgspec.json.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             payload = None
         status = self._status or 0
         if status >= 400:
@@ -209,7 +260,7 @@ class AnswerReader:
         error = error_text(payload)
         if error is None:
             self._payload(self._last_ns, payload)
-        return error
+        return error or self._error
 
 
 def split_reasoning(text: str, reasoning: str | None) -> tuple[str, str | None]:

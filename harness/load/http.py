@@ -20,6 +20,10 @@ import httptools
 
 from harness.errors import UsageError
 
+MAX_HEAD_BYTES = 256_000
+MAX_ANSWER_BYTES = 256_000_000
+"""Of the headers and of a whole answer: bounds on what a server gone mad can cost."""
+
 
 class BodySink(Protocol):
     """Receives one answer as it arrives; called from the event loop, must not block or raise."""
@@ -103,6 +107,8 @@ class Connection(asyncio.Protocol):
         self._done: asyncio.Future[int] | None = None
         self._now = 0
         self._answered = False
+        self._read_bytes = 0
+        self._in_head = True
         self._headers: dict[bytes, bytes] = {}
         self.reusable = False
 
@@ -116,6 +122,9 @@ class Connection(asyncio.Protocol):
             self._fd = transport.get_extra_info("socket").fileno()
 
     def data_received(self, data: bytes) -> None:
+        if self._done is None:  # nobody asked: it would be taken for the next answer
+            self.close()
+            return
         self._inbox.append((perf_counter_ns(), data))
         if not self._scheduled:
             self._scheduled = True
@@ -143,14 +152,19 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         kind = self._headers.get(b"content-type", b"").decode("latin-1")
-        if self._sink is not None:
-            self._sink.head(self._parser.get_status_code(), kind)
+        status = self._parser.get_status_code()
+        self._in_head = _interim(status)
+        if self._sink is not None and not self._in_head:
+            self._sink.head(status, kind)
 
     def on_body(self, body: bytes) -> None:
         if self._sink is not None:
             self._sink.piece(self._now, body)
 
     def on_message_complete(self) -> None:
+        if _interim(self._parser.get_status_code()):
+            self._headers = {}  # such as 100 Continue: the answer is still to come
+            return
         self.reusable = self._parser.should_keep_alive() and self._lost is None
         self._end(None)
 
@@ -161,11 +175,19 @@ class Connection(asyncio.Protocol):
         inbox, self._inbox = self._inbox, []
         for self._now, data in inbox:
             self._answered = True
+            self._read_bytes += len(data)
             try:
                 self._parser.feed_data(data)
-            except httptools.HttpParserError as error:
+            except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
                 self._end(ExchangeError(f"not an HTTP answer: {error}"))
                 self.close()
+                break
+            most = MAX_HEAD_BYTES if self._in_head else MAX_ANSWER_BYTES
+            if self._read_bytes > most and self._done is not None and not self._done.done():
+                part = "headers" if self._in_head else "an answer"
+                self._end(ExchangeError(f"the server sent {part} of more than {most:,} bytes"))
+                self.close()
+                break
         if self._lost is not None:
             self._end_by_close()
 
@@ -233,6 +255,10 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
+
+
+def _interim(status: int) -> bool:
+    return 100 <= status < 200 and status != 101
 
 
 def describe(error: BaseException) -> str:

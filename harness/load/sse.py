@@ -31,6 +31,7 @@ class SseParser:
         self._skip_lf = False
         self._begun = False
         self._data: list[bytes] = []
+        self._held = 0
         self._kind = b""
 
     def feed(self, read: bytes) -> list[Event]:
@@ -56,6 +57,11 @@ class SseParser:
             self._skip_lf = False
         return events
 
+    @property
+    def pending(self) -> int:
+        """About how many bytes the event that is not complete yet takes up."""
+        return len(self._tail) + self._held
+
     def finish(self) -> list[Event]:
         """The event left open when the stream ended, if it had data."""
         events: list[Event] = []
@@ -73,11 +79,13 @@ class SseParser:
             if self._data:
                 events.append(Event(b"\n".join(self._data), self._kind))
             self._data = []
+            self._held = 0
             self._kind = b""
             return
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name == b"data":
             self._data.append(value)
+            self._held += len(value) + 40  # what a line costs, at least
         elif name == b"event":
             self._kind = value

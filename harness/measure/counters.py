@@ -34,7 +34,7 @@ class CounterReader:
         try:
             answer = self._http.get(self._url)
             return self._adapter.counters(answer.text) if answer.status_code == 200 else None
-        except (httpx.HTTPError, ValueError):
+        except (httpx.HTTPError, LookupError, TypeError, ValueError, ArithmeticError):
             return None
 
     def settled(self, deadline_s: float = SETTLE_S) -> tuple[SpecCounters | None, bool]:

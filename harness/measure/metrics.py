@@ -16,6 +16,8 @@ import numpy as np
 from harness.records import Distribution, DraftCounts, Metrics, RequestRecord
 
 NS = 1e9
+LONGEST_STEP = 256
+"""Tokens of one verify step; no engine drafts as many."""
 Better = Literal["higher", "lower"]
 
 
@@ -294,5 +296,7 @@ def client_counts(records: Sequence[RequestRecord]) -> DraftCounts | None:
         return None
     steps = [t for r in ok for t in (r.chunk_tokens or ())[1:]]
     longest = max(steps, default=1)
+    if longest > LONGEST_STEP:
+        return None  # chunks of another making than verify steps
     at_least = [sum(t > j for t in steps) for j in range(1, longest)]
     return DraftCounts(drafts=len(steps), accepted=sum(at_least), per_position=tuple(at_least))

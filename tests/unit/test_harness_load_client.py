@@ -178,6 +178,16 @@ def test_an_answer_in_one_piece_is_one_chunk() -> None:
         ([SSE_HEAD, chunked(event("[DONE]")), END], "holds no output", 200),
         ([b"SSH-2.0-OpenSSH\r\n\r\n"], "not an HTTP answer", None),
         ([whole("200 OK", "hello", "text/plain")], "neither an event stream nor JSON", 200),
+        ([whole("200 OK", "[" * 100_000)], "neither an event stream nor JSON", 200),
+        ([whole("200 OK", '{"choices": 3}')], "choices is 3", 200),
+        ([SSE_HEAD, b"zz\r\nnot a chunk\r\n"], "not an HTTP answer", 200),
+        ([b"HTTP/1.1 101 Switch\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"], "HTTP 101", 101),
+        ([b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 50_000], "headers of more than", None),
+        ([b"HTTP/1.1 200 OK\r\nx: " + b"y" * 300_000], "headers of more than", None),
+        ([SSE_HEAD, chunked(b"data: " + b"x" * 9_000_000), END], "event of more than", 200),
+        ([SSE_HEAD, chunked(b"data: x\n" * 300_000), END], "event of more than", 200),
+        ([SSE_HEAD, chunked(b"data: " + b"[" * 100_000 + b"\n\n"), END], "not JSON", 200),
+        ([SSE_HEAD, chunked(b"event: error\ndata: 7\n\n"), END], "an error: 7", 200),
     ],
 )
 def test_every_fault_is_a_failed_record(
@@ -190,6 +200,108 @@ def test_every_fault_is_a_failed_record(
     assert "\n" not in record.error
     assert record.http_status == http_status
     assert record.correct is None
+
+
+MALFORMED = [
+    7,
+    [1],
+    {"choices": {"0": 1}},
+    {"choices": [7]},
+    {"choices": [{"delta": "x"}]},
+    {"choices": [{"message": [1]}]},
+    {"usage": 7, "choices": []},
+    {"usage": {"completion_tokens": "4"}},
+    {"usage": {"completion_tokens": -1}},
+    {"usage": {"completion_tokens": 1.5}},
+    {"usage": {"completion_tokens": True}},
+    {"usage": {"completion_tokens": 10**30}},
+    {"usage": {"prompt_tokens": [1]}},
+    token(7, "x"),  # type: ignore[arg-type]
+    token(["7"], "x"),  # type: ignore[list-item]
+    token([-1], "x"),
+    token([2**63], "x"),
+    token([10**40], "x"),
+    token(None, "x", choice={"delta": {"content": "x", "token_ids": {}}}),
+]
+
+
+@pytest.mark.parametrize("payload", MALFORMED)
+def test_a_chunk_of_a_strange_shape_fails_its_request_and_is_named(payload: Any) -> None:
+    steps = [SSE_HEAD, chunked(event(GOOD[1])), chunked(event(payload)), *stream(GOOD[2:])[1:]]
+    (record,), _ = ask(lambda n, _: [s for s in steps if s != 0.0])
+    assert record.status == "failed"
+    assert "cannot be understood" in (record.error or "")
+    assert record.token_ids is not None
+    assert record.token_ids[0] == 1
+
+
+def test_usage_that_runs_backwards_fails_its_request() -> None:
+    chunks = [token(None, "a", **usage(5, 4)), token(None, "b", **usage(5, 2))]
+    (record,), _ = ask(lambda n, _: stream(chunks))
+    assert record.status == "failed"
+    assert "backwards" in (record.error or "")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        "choices",
+                        "usage",
+                        "delta",
+                        "content",
+                        "token_ids",
+                        "error",
+                        "message",
+                        "completion_tokens",
+                        "prompt_tokens",
+                        "finish_reason",
+                        "text",
+                        "reasoning",
+                    ]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=20,
+    )
+)
+def test_no_payload_whatever_breaks_the_reader(payload: Any) -> None:
+    for kind in ("text/event-stream", "application/json"):
+        reader = AnswerReader()
+        reader.head(200, kind)
+        raw = json.dumps(payload).encode()
+        reader.piece(1, b"data: " + raw + b"\n\n" if "stream" in kind else raw)
+        answer = reader.answer()
+        assert answer.error is None or answer.error
+        assert all(type(i) is int for i in answer.token_ids or ())
+
+
+def test_an_interim_answer_is_not_the_answer() -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    (record,), _ = ask(lambda n, _: [interim, 0.01, *stream(GOOD)])
+    assert (record.status, record.http_status, record.text) == ("ok", 200, "2")
+
+
+def test_an_answer_nobody_asked_for_is_not_taken_for_the_next_one() -> None:
+    wrong = whole("200 OK", '{"choices": [{"message": {"content": "stale"}}]}')
+
+    async def go() -> list[RequestRecord]:
+        script = lambda n, _: [*stream(GOOD), *([0.02, wrong, 0.05] if n == 0 else [])]  # noqa: E731
+        async with serve(script) as (url, _):
+            client = Client(asking(url), "cell")
+            first = await client.ask(0, PROMPT, None)
+            await asyncio.sleep(0.2)
+            second = await client.ask(1, PROMPT, None)
+            client.close()
+            return [first, second]
+
+    assert [r.text for r in asyncio.run(go())] == ["2", "2"]
 
 
 def test_a_failed_request_keeps_the_chunks_it_got() -> None:

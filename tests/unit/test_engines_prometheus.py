@@ -1,0 +1,64 @@
+"""Metrics pages as servers should not send them."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.catalog import adapter, names
+from engines.prometheus import parse, total, total_by_position
+from harness.measure.counters import CounterReader
+from harness.serving import read_acceptance_of
+
+NAME = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+
+def test_values_that_are_no_counts_are_left_out() -> None:
+    text = 'a 1\na NaN\na +Inf\na -Inf\na 1e300\na x\na\na{b="}" } 2\n'
+    assert total(parse(text), "a") == 3
+
+
+def test_absurd_positions_are_left_out() -> None:
+    lines = [f'{NAME}{{position="{p}"}} 5' for p in ("0", "99999999999999", "-1", "x", "²")]
+    assert total_by_position(parse("\n".join(lines)), NAME) == (5,)
+
+
+@pytest.mark.parametrize("name", [n for n in names() if adapter(n).metrics_path])
+@pytest.mark.parametrize(
+    "text", ["", "<html>", "vllm:generation_tokens_total +Inf\n", "sglang:x NaN\n", "\0\ufffd"]
+)
+def test_counters_of_a_strange_page_are_none_or_numbers(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx
+
+    reader = CounterReader(adapter(name), "http://127.0.0.1:1")
+    monkeypatch.setattr(reader._http, "get", lambda url: httpx.Response(200, text=text))
+    found = reader.read()
+    assert found is None or found.generation_tokens is None
+    reader.close()
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(
+    "told",
+    [
+        7,
+        "x",
+        [],
+        {"speculative_decoding": 7},
+        {"speculative_decoding": {"num_spec_steps": 1}},
+        {
+            "speculative_decoding": {
+                "num_spec_steps": "3",
+                "num_draft_tokens": 10**30,
+                "num_accepted_draft_tokens": None,
+                "acceptance_histogram": [1, "x"],
+            }
+        },
+        {"spec_tokens_details": {"spec_verify_ct": "x"}},
+        {"spec_tokens_details": {"spec_verify_ct": 10**30, "spec_num_correct_drafts": -3}},
+    ],
+)
+def test_acceptance_in_a_strange_shape_is_none(name: str, told: object) -> None:
+    payloads = [{"metrics": told, "sglext": told, "choices": []}]
+    assert read_acceptance_of(adapter(name), payloads) is None
