@@ -16,12 +16,9 @@ from engines.base import (
     ServeSpec,
     SpecCounters,
 )
+from engines.vllm import read_counters, read_request_acceptance
 
 _LINE = r"^\[reference\s+[\d.]+s\] "
-_SAMPLE = re.compile(
-    r"^vllm:(?P<name>\w+)(?:\{(?P<labels>[^}]*)\})? (?P<value>[-+.\de]+)$", re.MULTILINE
-)
-_POSITION = re.compile(r'position="(\d+)"')
 _EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt)\b.*", re.MULTILINE)
 
 
@@ -46,7 +43,7 @@ class ReferenceAdapter:
         config = read_config(spec.target)
         if spec.tensor_parallel != 1:
             raise EngineUsageError("the reference engine runs on one device: tensor_parallel = 1")
-        if not spec.max_model_len <= config.max_positions:
+        if spec.max_model_len > config.max_positions:
             raise EngineUsageError(
                 f"max_model_len {spec.max_model_len}: {spec.target} has {config.max_positions} "
                 "positions; set a smaller one"
@@ -84,46 +81,16 @@ class ReferenceAdapter:
         return raised[-1] if raised else None
 
     def counters(self, metrics_text: str) -> SpecCounters | None:
-        """Sums over all series of vLLM's names; None where the text has none of them."""
-        sums: dict[str, int] = {}
-        positions: dict[int, int] = {}
-        for sample in _SAMPLE.finditer(metrics_text):
-            name, value = sample["name"], int(float(sample["value"]))
-            sums[name] = sums.get(name, 0) + value
-            position = _POSITION.search(sample["labels"] or "")
-            if position and name == "spec_decode_num_accepted_tokens_per_pos_total":
-                at = int(position[1])
-                positions[at] = positions.get(at, 0) + value
-        if "generation_tokens_total" not in sums:
-            return None
-        return SpecCounters(
-            drafts=sums.get("spec_decode_num_drafts_total"),
-            drafted=sums.get("spec_decode_num_draft_tokens_total"),
-            accepted=sums.get("spec_decode_num_accepted_tokens_total"),
-            accepted_per_position=tuple(positions[i] for i in sorted(positions)) or None,
-            generation_tokens=sums["generation_tokens_total"],
-            prompt_tokens=sums.get("prompt_tokens_total"),
-            requests_finished=sums.get("request_success_total"),
-            running=sums.get("num_requests_running"),
-            waiting=sums.get("num_requests_waiting"),
-        )
+        """The engine publishes its counters under vLLM's names; None where the text has none."""
+        return read_counters(metrics_text)
 
     def request_fields(self, *, speculative: bool, endpoint: str = "chat") -> Mapping[str, Any]:
         """Token ids in the answer; the acceptance comes without asking."""
         return {"return_token_ids": True}
 
     def request_acceptance(self, payloads: list[dict[str, Any]]) -> RequestAcceptance | None:
-        """From `metrics.speculative_decoding`, which stands in the last chunk that has it."""
-        for payload in reversed(payloads):
-            told = (payload.get("metrics") or {}).get("speculative_decoding")
-            if told:
-                return RequestAcceptance(
-                    drafts=told["num_spec_steps"],
-                    drafted=told["num_draft_tokens"],
-                    accepted=told["num_accepted_draft_tokens"],
-                    histogram=tuple(told["acceptance_histogram"]),
-                )
-        return None
+        """From `metrics.speculative_decoding`, in vLLM's form, of the last chunk that has it."""
+        return read_request_acceptance(payloads)
 
 
 def _check_drafter(drafter: Path, target: Path) -> None:

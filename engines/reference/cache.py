@@ -61,11 +61,6 @@ class KvCache:
         for tensor in [*self.keys, *(self.values or [])]:
             tensor[target, :, :length] = tensor[source, :, :length]
 
-    @property
-    def bytes(self) -> int:
-        """Memory held by all layers."""
-        return sum(t.numel() * t.element_size() for t in [*self.keys, *(self.values or [])])
-
 
 class Batch:
     """Rows of consecutive slots, each with T new tokens at consecutive positions.

@@ -19,7 +19,7 @@ from engines.reference.cache import Batch
 from engines.reference.draft import Proposer
 from engines.reference.metrics import EngineMetrics
 from engines.reference.model import Model
-from engines.reference.request import Delta, DraftLog, Request
+from engines.reference.request import DraftLog, Request
 from engines.reference.sampling import (
     SamplingParams,
     distributions,
@@ -347,6 +347,3 @@ class Engine:
         self.metrics.running.set(len(self.running))
         self.metrics.waiting.set(len(self.waiting))
         self.metrics.cache_usage.set(len(self.running) / self.slots)
-
-
-__all__ = ["Delta", "Engine", "Request", "SamplingParams"]

@@ -57,14 +57,6 @@ class Tokenizer:
             return str(self._fast.decode(list(ids), skip_special_tokens=skip_special))
         return str(self._slow.decode(list(ids), skip_special_tokens=skip_special))
 
-    def chat(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
-        """Token ids of a conversation by the chat template, ready for the assistant's answer.
-
-        Raises TemplateError.
-        """
-        text = self.render(messages, **variables)
-        return self.encode(text, special=False)
-
     def render(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         """The chat template's text for `messages`. Raises TemplateError."""
         import jinja2

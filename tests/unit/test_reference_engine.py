@@ -20,7 +20,9 @@ from reference_models import (
 
 from engines.base import EngineUsageError
 from engines.reference.draft import EagleProposer
-from engines.reference.engine import Delta, Engine, Request, SamplingParams
+from engines.reference.engine import Engine
+from engines.reference.request import Delta, Request
+from engines.reference.sampling import SamplingParams
 from engines.reference.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
