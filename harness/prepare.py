@@ -24,9 +24,8 @@ from harness.load.datasets import Prompt, load_prompts
 from harness.plan.expand import expand, load_points
 from harness.plan.load import FOR_ENGINE, Source, build, parse_set, put, read_profile
 from harness.plan.schema import Plan
-from harness.records import Cell, Variant
+from harness.records import VARIANTS, Cell, Variant
 
-VARIANTS: tuple[Variant, ...] = ("baseline", "speculative")
 LONGEST_CONTEXT = 4096
 """`engine.max_model_len` where the plan says none: the model's own, at most this."""
 

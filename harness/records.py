@@ -13,6 +13,7 @@ import msgspec
 SCHEMA_VERSION = "1.0"
 
 Variant = Literal["baseline", "speculative"]
+VARIANTS: tuple[Variant, ...] = ("baseline", "speculative")
 Verdict = Literal["better", "worse", "same", "undecided"]
 
 

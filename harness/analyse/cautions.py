@@ -11,16 +11,15 @@ from harness.analyse.data import CellData, RunData, pairs
 from harness.analyse.integrity import total
 from harness.analyse.statistics import sign_test
 from harness.records import (
+    VARIANTS,
     Acceptance,
     Caution,
     Comparison,
     Integrity,
     LoadPoint,
     Metrics,
-    Variant,
 )
 
-VARIANTS: tuple[Variant, ...] = ("baseline", "speculative")
 LATE_S = 0.05
 BUSY_CLIENT = 0.8
 FEW_REQUESTS = 20

@@ -68,10 +68,11 @@ def total(parts: Sequence[Integrity | None]) -> Integrity | None:
     known = [p for p in parts if p is not None]
     if not known:
         return None
+    ties = [p.near_tie for p in known if p.near_tie is not None]
     return Integrity(
         compared=sum(p.compared for p in known),
         identical=sum(p.identical for p in known),
-        near_tie=None,
+        near_tie=sum(ties) if len(ties) == len(known) else None,
         diverged=sum(p.diverged for p in known),
         first_divergence=tuple(d for p in known for d in p.first_divergence)[:SHOWN],
     )

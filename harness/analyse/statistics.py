@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
+from harness.measure.metrics import Better
 from harness.records import Verdict
-
-Better = Literal["higher", "lower"]
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from harness.records import Variant
+from harness.records import VARIANTS, Variant
 from harness.report import style, view, words
 from harness.report.plot_startup import startup
 from harness.report.run_data import CellData, RunData
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from harness.report.samples import Floats
 
-VARIANTS: tuple[Variant, ...] = ("baseline", "speculative")
 MOST_GROUPS_DRAWN = 8
 MOST_CURVE_POINTS = 400
 

@@ -55,7 +55,6 @@ class RunData:
     `launches` has every start of an engine in the order of their folders' names.
     """
 
-    run_dir: Path
     summary: Summary
     manifest: Manifest | None
     cells: tuple[CellData, ...]
@@ -89,7 +88,6 @@ def read_run(run_dir: Path) -> RunData:
         )
     cells = tuple(_cell(run_dir, known, notes) for known in _known_cells(summary, manifest))
     return RunData(
-        run_dir=run_dir,
         summary=summary,
         manifest=manifest,
         cells=cells,

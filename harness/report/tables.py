@@ -39,7 +39,7 @@ def render_summary(summary: Summary) -> RenderableType:
         Text(""),
     ]
     if len(groups) > 1:
-        parts.append(_overview(groups, void=summary.void is not None))
+        parts.append(_overview(groups))
     for group in groups:
         parts.append(_group_table(group, void=summary.void is not None))
     if groups:
@@ -87,7 +87,7 @@ def how_pooled(groups: tuple[Group, ...]) -> str:
     )
 
 
-def _overview(groups: tuple[Group, ...], *, void: bool) -> Table:
+def _overview(groups: tuple[Group, ...]) -> Table:
     table = _table("All engines and loads")
     table.add_column("engine, load", overflow="fold", ratio=1)
     for name in ("baseline", "spec. tok/s", "ratio (interval)", "accepted", "identical"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from harness.records import Summary
+from harness.records import Integrity, Summary
 from harness.report import view, words
-from harness.report.view import Group, MetricRow, PooledAcceptance, PooledIntegrity
+from harness.report.view import Group, MetricRow, PooledAcceptance
 
 Standing = Literal["better", "worse", "same", "undecided", "mixed", "void", "failed"]
 
@@ -103,7 +103,7 @@ def _identical(groups: list[Group]) -> str | None:
     return f"output differs in {words.share(compared - identical, compared)}{_ties(parts)}"
 
 
-def _ties(parts: list[PooledIntegrity]) -> str:
+def _ties(parts: list[Integrity]) -> str:
     ties = [part.near_tie for part in parts if part.near_tie is not None]
     if len(ties) != len(parts) or not sum(ties):
         return ""

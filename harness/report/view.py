@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from harness.analyse.integrity import total
 from harness.records import (
+    VARIANTS,
     Acceptance,
     Caution,
     CellSummary,
     Comparison,
     Distribution,
+    Integrity,
     LoadPoint,
     Metrics,
     Summary,
@@ -33,9 +36,7 @@ class MetricSpec:
 
     key: str
     label: str
-    unit: str
     scale: float
-    more_is_better: bool
     read: Callable[[Metrics], float | None]
 
 
@@ -68,16 +69,6 @@ class PooledAcceptance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PooledIntegrity:
-    """Identity of outputs over a group's speculative cells."""
-
-    compared: int
-    identical: int
-    near_tie: int | None
-    diverged: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Accuracy:
     """Right answers of one variant: `rate` over `n` answers that could be judged."""
 
@@ -95,11 +86,10 @@ class Group:
 
     engine: str
     load: LoadPoint
-    workloads: tuple[str, ...]
     cells: tuple[CellSummary, ...]
     rows: tuple[MetricRow, ...]
     acceptance: PooledAcceptance | None
-    integrity: PooledIntegrity | None
+    integrity: Integrity | None
     accuracy: dict[str, Accuracy]
     quantiles: dict[str, dict[str, tuple[float | None, ...]]]
     method: str | None
@@ -138,18 +128,14 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         key="output_tokens_per_s",
         label="output tokens/s",
-        unit="tokens/s",
         scale=1.0,
-        more_is_better=True,
         read=lambda m: m.output_tokens_per_s,
     ),
     *(
         MetricSpec(
             key=key,
             label=f"{label}, mean, ms",
-            unit="ms",
             scale=1e3,
-            more_is_better=False,
             read=_mean(key),
         )
         for key, label in LATENCIES
@@ -173,16 +159,17 @@ def _group(
     engine: str, load: LoadPoint, cells: list[CellSummary], comparisons: Iterable[Comparison]
 ) -> Group:
     mine = {c.metric: c for c in comparisons if c.engine == engine and c.load == load}
-    sides = {v: [c for c in cells if c.variant == v] for v in ("baseline", "speculative")}
+    sides: dict[str, list[CellSummary]] = {
+        v: [c for c in cells if c.variant == v] for v in VARIANTS
+    }
     speculative = sides["speculative"]
     return Group(
         engine=engine,
         load=load,
-        workloads=tuple(dict.fromkeys(c.workload for c in cells)),
         cells=tuple(cells),
         rows=tuple(_row(spec, sides, mine.get(spec.key)) for spec in METRICS),
         acceptance=pool_acceptance([c.acceptance for c in speculative if c.acceptance]),
-        integrity=_pool_integrity(speculative),
+        integrity=total([c.integrity for c in speculative]),
         accuracy={v: _pool_accuracy(side) for v, side in sides.items()},
         quantiles={v: _quantiles(side) for v, side in sides.items()},
         method=next((c.method for c in mine.values()), None),
@@ -283,19 +270,6 @@ def _conditional(marginal: Sequence[float]) -> tuple[float | None, ...]:
     return tuple(p / q if q > 0 else None for p, q in zip(marginal, before, strict=False))
 
 
-def _pool_integrity(cells: Sequence[CellSummary]) -> PooledIntegrity | None:
-    parts = [cell.integrity for cell in cells if cell.integrity is not None]
-    if not parts:
-        return None
-    ties = [part.near_tie for part in parts if part.near_tie is not None]
-    return PooledIntegrity(
-        compared=sum(part.compared for part in parts),
-        identical=sum(part.identical for part in parts),
-        near_tie=sum(ties) if len(ties) == len(parts) else None,
-        diverged=sum(part.diverged for part in parts),
-    )
-
-
 def _pool_accuracy(cells: Sequence[CellSummary]) -> Accuracy:
     known = [
         (cell.metrics.task_accuracy, cell.metrics.task_n)
@@ -330,5 +304,4 @@ def cautions(summary: Summary) -> tuple[PlacedCaution, ...]:
 def variants(summary: Summary) -> tuple[Variant, ...]:
     """The variants with figures, baseline first."""
     seen = {cell.variant for cell in summary.cells if cell.metrics is not None}
-    both: tuple[Variant, ...] = ("baseline", "speculative")
-    return tuple(variant for variant in both if variant in seen)
+    return tuple(variant for variant in VARIANTS if variant in seen)
