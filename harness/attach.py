@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import httpx
+import msgspec
 
 from engines.base import Adapter
 from engines.catalog import adapter as adapter_named
@@ -12,11 +13,11 @@ from harness.errors import UsageError
 from harness.load.datasets import Prompt
 from harness.load.http import Origin
 from harness.measure.counters import CounterReader
+from harness.measure.fetch import FetchError, fetch
 from harness.plan.expand import expand, load_points
 from harness.plan.load import build
 from harness.plan.schema import Plan
 from harness.prepare import (
-    VARIANTS,
     Prepared,
     Request,
     api_key,
@@ -24,7 +25,7 @@ from harness.prepare import (
     demo_pair,
     prompts_for,
 )
-from harness.records import Variant
+from harness.records import VARIANTS, Variant
 from harness.serving import AttachedServer, asking, warm_up
 
 
@@ -72,23 +73,21 @@ def served_model(root: str, plan: Plan) -> str:
     key = api_key(plan)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.get(f"{root}/v1/models", timeout=10.0, trust_env=False, headers=headers)
-    except httpx.HTTPError as error:
+        with httpx.Client(trust_env=False, headers=headers) as client:
+            status, body = fetch(client, f"{root}/v1/models", deadline_s=10.0)
+    except FetchError as error:
         raise UsageError(
-            f"--url {root}: nothing answers there ({_first_line(error)}); is the server running?"
+            f"--url {root}: nothing answers there ({_in_words(error)}); is the server running?"
         ) from None
-    if answer.status_code in (401, 403):
+    if status in (401, 403):
         raise UsageError(
-            f"--url {root}: answers {answer.status_code}; name the variable that holds the key "
+            f"--url {root}: answers {status}; name the variable that holds the key "
             "with --set engine.api_key_env=NAME"
         )
-    try:
-        names = [str(model["id"]) for model in answer.json()["data"]]
-    except (ValueError, KeyError, TypeError):
-        names = []
-    if answer.status_code != 200 or not names:
+    names = model_names(body)
+    if status != 200 or not names:
         raise UsageError(
-            f"--url {root}: /v1/models answers {answer.status_code} and no model; "
+            f"--url {root}: /v1/models answers {status} and no model; "
             "is it an OpenAI-compatible server?"
         )
     wanted = plan.target.served_name
@@ -97,9 +96,25 @@ def served_model(root: str, plan: Plan) -> str:
     return wanted or names[0]
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error) or type(error).__name__
-    return re.sub(r"^\[errno -?\d+\] ", "", text.splitlines()[0].lower())
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def model_names(body: bytes) -> list[str]:
+    """The names in an answer of `/v1/models`; none where it is no such answer."""
+    try:
+        names = [model.id for model in msgspec.json.decode(body, type=_Models).data]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    return [name for name in names if name and name.isprintable() and len(name) <= 1000]
+
+
+def _in_words(error: Exception) -> str:
+    return re.sub(r"^\[errno -?\d+\] ", "", str(error).lower())
 
 
 def label_server(

@@ -8,10 +8,12 @@ from dataclasses import asdict
 import httpx
 
 from engines.base import Adapter, SpecCounters
+from harness.measure.fetch import FetchError, fetch
 from harness.records import DraftCounts, EngineCounters
 
 SETTLE_S = 5.0
 POLL_S = 0.15
+TIMEOUT_S = 5.0
 
 
 class CounterReader:
@@ -21,7 +23,7 @@ class CounterReader:
         self._adapter = adapter
         self._url = f"{base_url}{adapter.metrics_path}" if adapter.metrics_path else None
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(timeout=5.0, trust_env=False, headers=headers)
+        self._http = httpx.Client(trust_env=False, headers=headers)
 
     def close(self) -> None:
         """Close the connection kept alive."""
@@ -32,9 +34,11 @@ class CounterReader:
         if self._url is None:
             return None
         try:
-            answer = self._http.get(self._url)
-            return self._adapter.counters(answer.text) if answer.status_code == 200 else None
-        except (httpx.HTTPError, LookupError, TypeError, ValueError, ArithmeticError):
+            status, body = fetch(self._http, self._url, deadline_s=TIMEOUT_S)
+            return (
+                self._adapter.counters(body.decode("utf-8", "replace")) if status == 200 else None
+            )
+        except (FetchError, LookupError, TypeError, ValueError, ArithmeticError):
             return None
 
     def settled(self, deadline_s: float = SETTLE_S) -> tuple[SpecCounters | None, bool]:

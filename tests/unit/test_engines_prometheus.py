@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+
+import httpx
 import pytest
 
 from engines.catalog import adapter, names
 from engines.prometheus import parse, total, total_by_position
+from harness.attach import model_names
+from harness.measure import fetch as fetch_module
 from harness.measure.counters import CounterReader
+from harness.measure.fetch import FetchError, fetch
 from harness.serving import read_acceptance_of
 
 NAME = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
@@ -26,13 +33,9 @@ def test_absurd_positions_are_left_out() -> None:
 @pytest.mark.parametrize(
     "text", ["", "<html>", "vllm:generation_tokens_total +Inf\n", "sglang:x NaN\n", "\0\ufffd"]
 )
-def test_counters_of_a_strange_page_are_none_or_numbers(
-    name: str, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import httpx
-
+def test_counters_of_a_strange_page_are_none_or_numbers(name: str, text: str) -> None:
     reader = CounterReader(adapter(name), "http://127.0.0.1:1")
-    monkeypatch.setattr(reader._http, "get", lambda url: httpx.Response(200, text=text))
+    reader._http = answering(lambda request: httpx.Response(200, text=text))
     found = reader.read()
     assert found is None or found.generation_tokens is None
     reader.close()
@@ -62,3 +65,52 @@ def test_counters_of_a_strange_page_are_none_or_numbers(
 def test_acceptance_in_a_strange_shape_is_none(name: str, told: object) -> None:
     payloads = [{"metrics": told, "sglext": told, "choices": []}]
     assert read_acceptance_of(adapter(name), payloads) is None
+
+
+def answering(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:
+    return httpx.Client(transport=httpx.MockTransport(answer))
+
+
+def test_a_fetch_is_bounded_in_bytes_and_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield b"x" * 1000
+
+    monkeypatch.setattr(fetch_module, "MAX_BYTES", 5000)
+    with (
+        answering(lambda _: httpx.Response(200, content=endless())) as client,
+        pytest.raises(FetchError, match="longer than"),
+    ):
+        fetch(client, "http://h/", deadline_s=60)
+    monkeypatch.setattr(fetch_module, "MAX_BYTES", 10**12)
+    with (
+        answering(lambda _: httpx.Response(200, content=endless())) as client,
+        pytest.raises(FetchError, match="no whole answer"),
+    ):
+        fetch(client, "http://h/", deadline_s=0.02)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>",
+        b"[" * 100_000,
+        b"\xff\xfe",
+        b"[1]",
+        b'{"data": {"id": "x"}}',
+        b'{"data": "abc"}',
+        b'{"data": []}',
+        b'{"data": [{"id": null}]}',
+        b'{"data": [{"id": ""}]}',
+        json.dumps({"data": [{"id": "\x1b[31m"}]}).encode(),
+        json.dumps({"data": [{"id": "m" * 10_000}]}).encode(),
+    ],
+)
+def test_no_model_in_a_strange_answer(body: bytes) -> None:
+    assert model_names(body) == []
+
+
+def test_models_are_named() -> None:
+    body = b'{"object": "list", "data": [{"id": "a", "root": 1}, {"id": "b"}]}'
+    assert model_names(body) == ["a", "b"]
