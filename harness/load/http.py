@@ -82,10 +82,15 @@ class Origin:
         )
 
     @property
+    def authority(self) -> str:
+        """Host and port as a URL and the `Host` header write them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
     def root(self) -> str:
         """The server's root as a URL without a slash at its end."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
+        return f"{self.scheme}://{self.authority}{self.prefix}"
 
 
 class Connection(asyncio.Protocol):
@@ -313,7 +318,7 @@ class Pool:
 def post(origin: Origin, path: str, body: bytes, headers: dict[str, str]) -> bytes:
     """The bytes of a POST request with a JSON body."""
     lines: dict[str, Any] = {
-        "Host": f"{origin.host}:{origin.port}",
+        "Host": origin.authority,
         "Content-Type": "application/json",
         "Content-Length": len(body),
         "Accept": "text/event-stream, application/json",
