@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.records import VARIANTS, Variant
 from harness.report import style, view, words
@@ -150,15 +150,7 @@ def acceptance(groups: Sequence[Group]) -> Plot | None:
             xs, ys = [x for x, _ in shown], [y for _, y in shown]
             ax.plot(xs, ys, color=colour, marker=marker, label=style.plain(group.name))
             if len(known) == 1:
-                for x, y in shown:
-                    ax.annotate(
-                        f"{y:.1f}",
-                        (x, y),
-                        xytext=(0, 7),
-                        textcoords="offset points",
-                        ha="center",
-                        fontsize=8.5,
-                    )
+                _write_beside(ax, shown)
     deepest = max(len(pooled.per_position) for _, pooled in known)
     for ax, title in zip(axes, titles, strict=True):
         ax.set_title(title)
@@ -191,6 +183,13 @@ def acceptance(groups: Sequence[Group]) -> Plot | None:
         "layers served, a falling right-hand line at training.",
         wide=True,
     )
+
+
+def _write_beside(ax: Axes, points: Sequence[tuple[int, float]]) -> None:
+    """Each point's height in figures above it."""
+    place: dict[str, Any] = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
+    for x, y in points:
+        ax.annotate(f"{y:.1f}", (x, y), fontsize=8.5, **place)
 
 
 def _list(values: Iterable[float | None]) -> str:
