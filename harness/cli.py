@@ -5,6 +5,7 @@ Nothing heavy is imported before a subcommand needs it.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -13,14 +14,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+import typer.core
 
 from harness.errors import HarnessError, UsageError
 
 if TYPE_CHECKING:
     from harness.run import Outcome
 
+
+class Commands(typer.core.TyperGroup):
+    """The parser would turn a Ctrl-C into a code of its own, without a word."""
+
+    def make_context(self, *given: Any, **named: Any) -> Any:
+        """Parse; an interruption leaves as `Stopped`."""
+        try:
+            return super().make_context(*given, **named)
+        except KeyboardInterrupt as error:
+            raise Stopped(error) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the subcommand; an interruption leaves as `Stopped`."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Stopped(error) from None
+
+
+class Stopped(Exception):
+    """A Ctrl-C or a signal to end, carried past the parser; holds the interruption itself."""
+
+
 app = typer.Typer(
     name="harness",
+    cls=Commands,
     help="Is this drafter worth shipping? Speculative decoding, measured from the serving side.",
     epilog="With --debug anywhere on the line an error shows its traceback.",
     no_args_is_help=True,
@@ -216,14 +242,20 @@ def show(summary: Any, as_json: bool) -> None:
 
 def complain(text: str) -> None:
     """One line on standard error."""
-    print(f"harness: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    print(f"harness: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """`text` on one line, without the characters of a log that would steer the terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def tell_engine_failure(error: Any) -> None:
     """An engine's failure: its one line, then the last lines of its log."""
     complain(str(error))
     for line in getattr(error, "tail", ())[-TAIL_SHOWN:]:
-        print(f"  | {line.rstrip()[:200]}", file=sys.stderr)
+        shown = "".join(c if c.isprintable() else " " for c in line.rstrip())
+        print(f"  | {shown[:200]}", file=sys.stderr)
     sys.stderr.flush()
 
 
@@ -240,6 +272,9 @@ def main() -> None:
     arguments = sys.argv[1:]
     debug = "--debug" in arguments or os.environ.get("SPEC_HARNESS_DEBUG") == "1"
     arguments = [a for a in arguments if a != "--debug"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a narrow terminal loses a dash, not a run
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _on_signal)
     command: Callable[..., Any] = typer.main.get_command(app)
@@ -255,6 +290,8 @@ def main() -> None:
 
 def exit_code_of(error: BaseException) -> int:
     """Tell the error in one line and give its exit code."""
+    if isinstance(error, Stopped):
+        error = error.args[0]
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     if isinstance(error, Terminated):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,13 +40,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     summary: Summary
     errors: tuple[EngineFailed, ...]
-    interrupted: bool = False
+    stopped_by: int | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended the run before its end."""
+        return self.stopped_by is not None
 
     @property
     def exit_code(self) -> int:
-        """130 interrupted, 3 an engine failed, 4 void, 0 done."""
-        if self.interrupted:
-            return 130
+        """128 and the number of the signal that ended the run (130 for a Ctrl-C), 3 an engine failed, 4 void, 0 done."""
+        if self.stopped_by is not None:
+            return 128 + self.stopped_by
         if self.errors:
             return 3
         return 4 if self.summary.void is not None else 0
@@ -67,7 +73,7 @@ def measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> 
     cells that are done are kept and summed up.
     """
     errors: list[EngineFailed] = []
-    interrupted = False
+    stopped_by: int | None = None
     progress.expect(sum(len(p.cells) for p in prepared))
     try:
         for engine in prepared:
@@ -75,14 +81,17 @@ def measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> 
                 measure_engine(engine, folder, progress)
             except EngineFailed as error:
                 errors.append(error)
+    except KeyboardInterrupt as stop:
+        stopped_by = int(stop.args[0]) if stop.args else signal.SIGINT
+    try:
+        progress.stage("analysing")
+        summary = analyse(folder.path)
+        report(folder.path, progress)
     except KeyboardInterrupt:
-        interrupted = True
-    progress.stage("analysing")
-    summary = analyse(folder.path)
-    report(folder.path, progress)
-    return Outcome(
-        folder=folder.path, summary=summary, errors=tuple(errors), interrupted=interrupted
-    )
+        again = "analyse" if stopped_by is None else "resume"
+        progress.say(f"what was measured is kept: `python -m harness {again} {folder.path}`")
+        raise
+    return Outcome(folder=folder.path, summary=summary, errors=tuple(errors), stopped_by=stopped_by)
 
 
 def measure_engine(prepared: Prepared, folder: RunFolder, progress: Progress) -> None:

@@ -66,8 +66,9 @@ def object_of(value: Any, name: str) -> dict[str, Any]:
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """`text` on one line, cut to `limit` characters."""
-    flat = " ".join(text.split())
+    """`text` on one line, cut to `limit` characters, without what would steer a terminal."""
+    text = text if len(text) <= 4 * limit else text[: 4 * limit]
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
 
 

@@ -180,6 +180,7 @@ def test_an_answer_in_one_piece_is_one_chunk() -> None:
         ([whole("200 OK", "hello", "text/plain")], "neither an event stream nor JSON", 200),
         ([whole("200 OK", "[" * 100_000)], "neither an event stream nor JSON", 200),
         ([whole("200 OK", '{"choices": 3}')], "choices is 3", 200),
+        ([whole("500 Oops", "\x1b[31mred\x00", "text/html")], "HTTP 500: [31mred", 500),
         ([SSE_HEAD, b"zz\r\nnot a chunk\r\n"], "not an HTTP answer", 200),
         ([b"HTTP/1.1 101 Switch\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"], "HTTP 101", 101),
         ([b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 50_000], "headers of more than", None),

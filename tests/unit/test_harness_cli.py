@@ -1,0 +1,54 @@
+"""The command line's own manners: what it prints, and to where it can be printed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engines.base import EngineFailed
+from harness import cli
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def test_nothing_of_a_log_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.tell_engine_failure(EngineFailed("died: \x1b[2J\x07boom\nx", tail=("a\x1b[31m\tb", "ü")))
+    shown = capsys.readouterr().err
+    assert shown == "harness: died: [2J boom x\n  | a [31m b\n  | ü\n"
+
+
+def test_a_narrow_terminal_costs_no_run() -> None:
+    code = "from harness import cli; import sys; sys.argv = ['h', 'engines', 'list']\n"
+    code += "from harness.cli import main\n"
+    code += "import engines.install; engines.install.state = lambda name: 'en \\u2013 dash'\nmain()"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(REPO)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=REPO
+    )
+    assert done.returncode == 0, done.stderr
+    assert "en ? dash" in done.stdout
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (15, "terminated")])
+def test_a_signal_before_anything_is_measured_is_one_line(
+    number: int, word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(name: str) -> None:
+        signal.raise_signal(number)
+
+    monkeypatch.setattr("harness.plan.load.read_profile", stop)
+    monkeypatch.setattr(sys, "argv", ["harness", "engines", "show"])
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+    finally:
+        for n, handler in before.items():
+            signal.signal(n, handler)
+    assert left.value.code == 128 + number
+    assert capsys.readouterr().err == f"harness: {word}\n"
