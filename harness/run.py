@@ -49,7 +49,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """128 and the number of the signal that ended the run (130 for a Ctrl-C), 3 an engine failed, 4 void, 0 done."""
+        """3 an engine failed, 4 void, 0 done; 128 and the signal's number where one ended it."""
         if self.stopped_by is not None:
             return 128 + self.stopped_by
         if self.errors:
