@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics as stdlib_statistics
+from statistics import geometric_mean
 
 import msgspec
 
 from harness.analyse.data import CellData, RunData, pairs
-from harness.analyse.statistics import geometric_mean, paired_ratio, verdict
+from harness.analyse.statistics import paired_ratio, verdict
 from harness.measure.metrics import DEFINITIONS
 from harness.records import Comparison, LoadPoint, Metrics
 
@@ -103,8 +103,8 @@ def independent_units(blocks: list[Pair]) -> tuple[list[tuple[float, float]], st
         own = [p for p in blocks if p.repeat == repeat]
         units.append(
             (
-                stdlib_statistics.geometric_mean(p.baseline for p in own),
-                stdlib_statistics.geometric_mean(p.candidate for p in own),
+                geometric_mean(p.baseline for p in own),
+                geometric_mean(p.candidate for p in own),
             )
         )
     return units, "paired starts"

@@ -65,12 +65,6 @@ def verdict(
     return "undecided"
 
 
-def geometric_mean(values: Sequence[float]) -> float | None:
-    """Of positive values; None if there is none."""
-    logs = [math.log(v) for v in values if v > 0]
-    return math.exp(sum(logs) / len(logs)) if logs else None
-
-
 def sign_test(more: int, less: int) -> float:
     """Two-sided exact p-value that `more` and `less` discordant pairs are a fair coin's."""
     n = more + less

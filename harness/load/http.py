@@ -289,7 +289,7 @@ class Pool:
             if connection.open:
                 return connection, True
         loop = asyncio.get_running_loop()
-        at = f"{self.origin.host}:{self.origin.port}"
+        at = self.origin.authority
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
