@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 import typer.core
 
-from harness.errors import HarnessError, UsageError
+from harness.errors import HarnessError, UsageError, printable
 
 if TYPE_CHECKING:
     from harness.run import Outcome
@@ -243,11 +243,6 @@ def show(summary: Any, as_json: bool) -> None:
 def complain(text: str) -> None:
     """One line on standard error."""
     print(f"harness: {printable(text)}", file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    """`text` on one line, without the characters of a log that would steer the terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def tell_engine_failure(error: Any) -> None:

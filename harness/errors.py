@@ -44,3 +44,14 @@ class VoidRun(HarnessError):
     """The run ended, its numbers are kept, and no verdict may be drawn from them."""
 
     exit_code = 4
+
+
+def printable(text: str) -> str:
+    """`text` on one line, without the characters that would steer a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """The same of at most `limit` characters; of a text far longer only the beginning is read."""
+    flat = printable(text[: 4 * limit])
+    return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from harness.errors import one_line
 from harness.load.sse import SseParser
 
 THINK_END = "</think>"
@@ -63,13 +64,6 @@ def object_of(value: Any, name: str) -> dict[str, Any]:
     if value is None or isinstance(value, dict):
         return value or {}
     raise Malformed(f"{name} is {one_line(repr(value), 40)}")
-
-
-def one_line(text: str, limit: int = 300) -> str:
-    """`text` on one line, cut to `limit` characters, without what would steer a terminal."""
-    text = text if len(text) <= 4 * limit else text[: 4 * limit]
-    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
 
 
 def error_text(payload: Any) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 
+from harness.errors import one_line as one_line
 from harness.records import LoadPoint
 
 DASH = "\N{EN DASH}"
@@ -91,9 +92,3 @@ def slug(*parts: str) -> str:
     """A file name's stem of lower-case letters, digits and hyphens, at most 60 long."""
     text = re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
     return text[:60].strip("-") or "unnamed"
-
-
-def one_line(text: str, limit: int = 300) -> str:
-    """Any text as one line of at most `limit` characters, control characters removed."""
-    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
