@@ -145,6 +145,12 @@ async def _open(
     )
     begun_ns = perf_counter_ns()
     under_way: set[asyncio.Task[None]] = set()
+    broken: list[BaseException] = []
+
+    def ended(task: asyncio.Task[None]) -> None:
+        under_way.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            broken.append(error)  # a defect of ours: a failed request is a record
 
     async def one(index: int, due_ns: int) -> None:
         ledger.add(await send(index, prompts[index % len(prompts)], due_ns))
@@ -158,7 +164,7 @@ async def _open(
                 break
             task = asyncio.create_task(one(index, due_ns))
             under_way.add(task)
-            task.add_done_callback(under_way.discard)
+            task.add_done_callback(ended)
         while under_way:
             await asyncio.wait(under_way)
     except asyncio.CancelledError:
@@ -167,3 +173,5 @@ async def _open(
         await asyncio.gather(*list(under_way))
         if stop.reason is None:
             raise
+    if broken:
+        raise broken[0]

@@ -103,6 +103,24 @@ def test_a_stop_ends_the_cell_and_the_requests_under_way_fail(
         assert {r.status for r in records} == {"failed"}
 
 
+@pytest.mark.parametrize(
+    "load",
+    [
+        LoadPoint(mode="closed", concurrency=2, num_requests=6),
+        LoadPoint(mode="open", request_rate=500.0, num_requests=6),
+    ],
+)
+def test_a_defect_of_the_client_is_not_lost(load: LoadPoint) -> None:
+    class Broken(Server):
+        async def __call__(self, index: int, prompt: Prompt, due_ns: int | None) -> RequestRecord:
+            if index == 3:
+                raise RuntimeError("a defect")
+            return await super().__call__(index, prompt, due_ns)
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        run(Broken(), load)
+
+
 def test_nothing_but_failures_gives_the_cell_up() -> None:
     server = Server(status="failed")
     records = run(server, LoadPoint(mode="closed", concurrency=1, num_requests=1000))
