@@ -222,7 +222,9 @@ def finish(outcome: Outcome, as_json: bool) -> None:
         complain(f"interrupted; go on with `python -m harness resume {outcome.folder}`")
     elif not outcome.errors and outcome.summary.void is not None:
         complain(f"void, no verdict is drawn: {outcome.summary.void}")
-    print(f"report: {outcome.folder / 'report.html'}", file=sys.stderr, flush=True)
+    page = outcome.folder / "report.html"
+    if page.exists():
+        print(f"report: {page}", file=sys.stderr, flush=True)
     print(outcome.folder, file=stream, flush=True)
     raise typer.Exit(outcome.exit_code)
 
@@ -318,5 +320,8 @@ def _code_of_others(error: BaseException) -> int:
     if isinstance(error, EngineFailed):
         tell_engine_failure(error)
         return 3
+    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        complain(f"{error.filename}: {(error.strerror or 'cannot be used').lower()}")
+        return 2
     complain(f"internal error: {type(error).__name__}: {error} (--debug shows where)")
     return 70

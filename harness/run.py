@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
+import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from harness.records import SCHEMA_VERSION, Cell, LaunchRecord, Manifest, Summar
 from harness.serving import Server, Started, asking_of, serving, warm_up
 
 LAUNCH = "launch.json"
+NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -72,6 +76,25 @@ def measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> 
     An engine that fails ends its own part; the others still have their turn. After a Ctrl-C the
     cells that are done are kept and summed up.
     """
+    with folder.claimed(), telling_of_disk(folder):
+        return _measure(prepared, folder, progress)
+
+
+@contextmanager
+def telling_of_disk(folder: RunFolder) -> Iterator[None]:
+    """A disk that is full, or taken away, is told in one line; finished cells stay as they are."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        raise UsageError(
+            f"{error.filename or folder.path}: cannot be written: {error.strerror}; make room, "
+            f"then go on with `python -m harness resume {folder.path}`"
+        ) from None
+
+
+def _measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> Outcome:
     errors: list[EngineFailed] = []
     stopped_by: int | None = None
     progress.expect(sum(len(p.cells) for p in prepared))
@@ -214,25 +237,25 @@ def begin(request: Request, prepared: list[Prepared]) -> RunFolder:
     run_id = f"{now:%Y%m%d-%H%M%S}-{names}-{secrets.token_hex(2)}"
     commit, dirty = git_state(ROOT)
     folder = RunFolder((request.out / run_id).resolve())
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        run_id=run_id,
+        created=now.isoformat(timespec="seconds"),
+        command=request.command,
+        plan=plan_of(request, prepared),
+        environment=environment(),
+        versions=versions(),
+        git_commit=commit,
+        git_dirty=dirty,
+        clock_anchor=clock_anchor(),
+        cells=tuple(c for p in prepared for c in p.cells),
+    )
     try:
         folder.path.mkdir(parents=True)
+        folder.write_manifest(manifest)
     except OSError as error:
+        shutil.rmtree(folder.path, ignore_errors=True)
         raise UsageError(f"--out {request.out}: cannot be written: {error.strerror}") from None
-    folder.write_manifest(
-        Manifest(
-            schema_version=SCHEMA_VERSION,
-            run_id=run_id,
-            created=now.isoformat(timespec="seconds"),
-            command=request.command,
-            plan=plan_of(request, prepared),
-            environment=environment(),
-            versions=versions(),
-            git_commit=commit,
-            git_dirty=dirty,
-            clock_anchor=clock_anchor(),
-            cells=tuple(c for p in prepared for c in p.cells),
-        )
-    )
     return folder
 
 
@@ -308,7 +331,14 @@ def resume(path: Path, progress: Progress) -> Outcome:
     """Measure the cells that a run lacks, by its own plan. Raises `UsageError`."""
     folder = RunFolder(path.resolve())
     manifest = folder.manifest()
-    request = msgspec.convert(manifest.plan["request"], Request, dec_hook=lambda t, v: t(v))
+    try:
+        asked = manifest.plan["request"]
+        request = msgspec.convert(asked, Request, dec_hook=lambda t, v: t(v))
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise UsageError(
+            f"{folder.path / 'manifest.json'}: plan.request cannot be read ({error}); "
+            "start a new run"
+        ) from None
     make_ready = prepare_attached if request.urls else prepare
     prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
     cells = tuple(c for p in prepared for c in p.cells)

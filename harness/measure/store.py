@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -59,8 +60,17 @@ def read_json(path: Path, kind: type[T]) -> T:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file; is this the folder of a run?") from None
-    except (msgspec.DecodeError, OSError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise UsageError(f"{path}: cannot be read as version {SCHEMA_VERSION}: {error}") from None
+
+
+def check_version(path: Path, version: str) -> None:
+    """Raise `UsageError` where a file's schema is another major version than this one's."""
+    if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
+        raise UsageError(
+            f"{path}: written with schema {version[:20]}, this harness reads {SCHEMA_VERSION}; "
+            "use the harness that wrote it"
+        )
 
 
 class RunFolder:
@@ -92,7 +102,7 @@ class RunFolder:
 
         def order(path: Path) -> tuple[str, int]:
             name, _, attempt = path.name.partition(".")
-            return name, int(attempt or 1)
+            return name, int(attempt) if attempt.isdecimal() else 1
 
         return sorted((self.path / "launches").glob("*"), key=order)
 
@@ -106,7 +116,23 @@ class RunFolder:
 
     def manifest(self) -> Manifest:
         """Raises `UsageError` where there is none."""
-        return read_json(self.path / MANIFEST, Manifest)
+        manifest = read_json(self.path / MANIFEST, Manifest)
+        check_version(self.path / MANIFEST, manifest.schema_version)
+        return manifest
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Hold the folder for one harness. Raises `UsageError` where another measures into it."""
+        with open(self.path / MANIFEST, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"{self.path}: another harness is measuring into it; wait for its end"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            yield
 
     def summary(self) -> Summary:
         """Raises `UsageError` where there is none."""
@@ -127,6 +153,8 @@ class RunFolder:
             write_requests(work / REQUESTS, records)
             (work / COUNTERS).write_bytes(to_json(counters))
             (work / TIMELINE).write_bytes(to_json(timeline))
+            for name in (REQUESTS, COUNTERS, TIMELINE):
+                _sync(work / name)
             if engine_log is not None and engine_log.exists():
                 _link(engine_log, work / ENGINE_LOG)
             if final.exists():
@@ -164,6 +192,11 @@ def _folder_beside(final: Path) -> Iterator[Path]:
         yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _link(source: Path, target: Path) -> None:
@@ -226,4 +259,7 @@ def read_requests(path: Path) -> list[RequestRecord]:
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file; is this the folder of a run?") from None
     except (pa.ArrowException, OSError, msgspec.ValidationError) as error:
-        raise UsageError(f"{path}: cannot be read as version {SCHEMA_VERSION}: {error}") from None
+        raise UsageError(
+            f"{path}: cannot be read as version {SCHEMA_VERSION} ({str(error)[:160]}); "
+            "to measure the cell anew remove its folder and resume the run"
+        ) from None

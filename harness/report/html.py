@@ -51,5 +51,9 @@ def render_html(page: Page) -> str:
 def _write(path: Path, text: str) -> None:
     """Write whole or not at all, so that a reader never sees half a page."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text, "utf-8", errors="replace")
-    os.replace(part, path)
+    try:
+        part.write_text(text, "utf-8", errors="replace")
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

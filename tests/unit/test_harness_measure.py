@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -32,7 +35,9 @@ from harness.measure.metrics import (
     ttft_s,
 )
 from harness.measure.store import RunFolder, read_requests, write_atomic, write_requests
+from harness.progress import PlainProgress
 from harness.records import DraftCounts, Metrics
+from harness.run import resume, telling_of_disk
 
 
 def test_latencies_of_one_request() -> None:
@@ -332,3 +337,49 @@ def test_the_environment_is_captured() -> None:
 
 def test_git_state_of_no_checkout_is_unknown(tmp_path: Path) -> None:
     assert git_state(tmp_path) == (None, None)
+
+
+def a_manifest(tmp_path: Path, **more: Any) -> RunFolder:
+    fields = {
+        "schema_version": "1.0", "run_id": "r", "created": "", "command": [], "plan": {},
+        "environment": {}, "versions": {}, "git_commit": None, "git_dirty": None,
+        "clock_anchor": {}, "cells": [],
+    }  # fmt: skip
+    (tmp_path / "manifest.json").write_text(json.dumps({**fields, **more}))
+    return RunFolder(tmp_path)
+
+
+def test_a_run_of_another_major_version_is_refused(tmp_path: Path) -> None:
+    assert a_manifest(tmp_path, schema_version="1.9").manifest().run_id == "r"
+    with pytest.raises(UsageError, match=r"schema 7\.0"):
+        a_manifest(tmp_path, schema_version="7.0").manifest()
+
+
+def test_two_harnesses_do_not_measure_into_one_folder(tmp_path: Path) -> None:
+    folder = a_manifest(tmp_path)
+    with folder.claimed(), pytest.raises(UsageError, match="another harness"), folder.claimed():
+        pass
+    with folder.claimed():
+        pass
+
+
+def test_a_stray_folder_among_the_starts_does_no_harm(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for name in ("a.2", "a", "a.10", "b.odd", "b.\N{SUPERSCRIPT TWO}"):
+        (tmp_path / "launches" / name).mkdir(parents=True)
+    assert [p.name for p in folder.launch_dirs()][:3] == ["a", "a.2", "a.10"]
+
+
+@pytest.mark.parametrize("plan", [{}, {"request": 7}, {"request": {"engines": [1]}}])
+def test_a_manifest_that_says_no_request_cannot_be_resumed(tmp_path: Path, plan: Any) -> None:
+    a_manifest(tmp_path, plan=plan)
+    with pytest.raises(UsageError, match=r"plan\.request cannot be read"):
+        resume(tmp_path, PlainProgress())
+
+
+def test_a_full_disk_is_one_line_that_says_how_to_go_on(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match=r"No space left.*resume"),
+        telling_of_disk(RunFolder(tmp_path)),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")

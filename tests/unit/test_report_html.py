@@ -371,3 +371,12 @@ def test_markdown_escapes() -> None:
         "a\\|b &lt;c&gt; \\*d\\* \\[e\\](f) \\`g\\` &amp; \\#"
     )
     assert fence("x ``` y") == "````\nx ``` y\n````"
+
+
+def test_a_page_that_cannot_be_written_leaves_no_half_of_it(tmp_path: Path) -> None:
+    from harness.report.html import _write
+
+    (tmp_path / "report.html" / "in the way").mkdir(parents=True)
+    with pytest.raises(OSError):
+        _write(tmp_path / "report.html", "page")
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
