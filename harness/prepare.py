@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from drafters.headers import read_headers
 from drafters.validate import check_fit
 from engines.base import Adapter, EngineUsageError, ServeSpec
 from engines.catalog import adapter as adapter_named
@@ -88,6 +91,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             tensor_parallel=engine.tensor_parallel,
             device=engine.device,
             seed=self.plan.seed,
+            temperature=self.plan.sampling.temperature,
             threads=engine.threads,
             trust_remote_code=engine.trust_remote_code,
             reasoning_parser=engine.reasoning_parser,
@@ -184,9 +188,12 @@ def prompts_for(plan: Plan, pair: Path | None) -> list[Prompt]:
 def _check_served(prepared: Prepared, variants: tuple[Variant, ...]) -> None:
     assert prepared.target is not None
     if prepared.drafter is not None:
-        check_fit(prepared.drafter, prepared.target)
+        with understanding(prepared.drafter, prepared.target):
+            check_fit(prepared.drafter, prepared.target)
     for variant in variants:
-        prepared.adapter.check(prepared.spec(variant))
+        spec = prepared.spec(variant)
+        with understanding(prepared.target):
+            prepared.adapter.check(spec)
 
 
 def choose_profile(request: Request, engine: str) -> tuple[Source, str]:
@@ -278,6 +285,22 @@ def check_checkpoint(folder: Path) -> None:
             )
     elif not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.gguf")):
         raise UsageError(f"{folder / 'model.safetensors'}: missing, and no other weights there")
+    if index.is_file() or any(folder.glob("*.safetensors")):
+        with understanding(folder):
+            read_headers(folder)
+
+
+@contextmanager
+def understanding(*folders: Path) -> Iterator[None]:
+    """What a reader stumbles over in the files of `folders` is told as the user's mistake."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError, OSError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"{' or '.join(map(str, folders))}: not a checkpoint that can be understood "
+            f"({said[:200]}); fetch it again"
+        ) from error
 
 
 def demo_pair(plan: Plan) -> Path:

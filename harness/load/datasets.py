@@ -70,7 +70,7 @@ def read_jsonl(path: Path) -> list[Prompt]:
     """Read prompts, one JSON object a line. Raises `UsageError` naming the line."""
     prompts: list[Prompt] = []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read as UTF-8 text: {error}") from None
     for number, line in enumerate(lines, start=1):
@@ -84,7 +84,7 @@ def read_jsonl(path: Path) -> list[Prompt]:
 def _prompt(line: str, where: str, default_id: str) -> Prompt:
     try:
         row = msgspec.json.decode(line.encode())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON: {error}") from None
     if not isinstance(row, dict):
         raise UsageError(f"{where}: an object with 'messages' or 'prompt' is wanted")
@@ -98,7 +98,7 @@ def _prompt(line: str, where: str, default_id: str) -> Prompt:
     answer = row.get("answer")
     return Prompt(
         id=str(row.get("id", default_id)),
-        category=row.get("category"),
+        category=None if row.get("category") is None else str(row["category"]),
         messages=None if messages is None else tuple(messages),
         text=text,
         answer=None if answer is None else str(answer),
@@ -111,6 +111,11 @@ def _check_messages(messages: Any, where: str) -> None:
     )
     if not (good and messages):
         raise UsageError(f"{where}: 'messages' is a list of objects with 'role' and 'content'")
+    for message in messages:
+        role, content = message["role"], message["content"]
+        silent = content is None and role == "assistant"  # one that calls a tool
+        if not isinstance(role, str) or not (isinstance(content, str | list) or silent):
+            raise UsageError(f"{where}: a message's 'role' and 'content' are texts")
 
 
 def allot(prompts: list[Prompt], *, warmup: int, needs: list[int], seed: int) -> Allotment:
@@ -142,7 +147,10 @@ def _altered(prompt: Prompt) -> Prompt:
         )
     assert prompt.messages is not None
     first = dict(prompt.messages[0])
-    first["content"] = f"Warm up. {first['content']}"
+    if isinstance(first["content"], list):
+        first["content"] = [{"type": "text", "text": "Warm up."}, *first["content"]]
+    else:
+        first["content"] = f"Warm up. {first['content'] or ''}"
     return msgspec.structs.replace(
         prompt, id=f"{prompt.id}-warm", messages=(first, *prompt.messages[1:])
     )

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness import cli
+from harness.errors import UsageError
+from harness.load.datasets import allot, read_jsonl
 
 
 def run_cli(
@@ -122,6 +124,84 @@ def test_missing_weights_are_named(
     code, _, err = run_cli(arguments, capsys, monkeypatch)
     assert code == 2
     assert "two.safetensors: missing, 1 of 2" in err
+
+
+def garbled(folder: Path, name: str, data: bytes) -> None:
+    (folder / name).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "needle"),
+    [
+        ("config.json", b"[]", "a JSON object is wanted"),
+        ("config.json", b"\xff\xfe", "cannot be read"),
+        ("config.json", b'{"a":' * 100_000, "cannot be read"),
+        ("model.safetensors", b"", "is cut off"),
+        ("model.safetensors", b"x" * 1000, "is cut off"),
+        ("model.safetensors", (100_000).to_bytes(8, "little") + b"[" * 100_100, "understood"),
+        ("model.safetensors", (9).to_bytes(8, "little") + b"[1, 2, 3]", "damaged header"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": 3}}', "not an index"),
+        ("model.safetensors.index.json", b"[" * 100_000, "not an index"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_before_anything_starts(
+    name: str,
+    data: bytes,
+    needle: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    header = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+    whole = len(header).to_bytes(8, "little") + header + b"\0\0\0\0"
+    garbled(checkpoint, "model.safetensors", whole)
+    garbled(checkpoint, name, data)
+    arguments = ["run", "--variants", "baseline", "--set", f"target.path={checkpoint}"]
+    arguments += ["--out", str(tmp_path / "out")]
+    code, _, err = run_cli(arguments, capsys, monkeypatch)
+    (line,) = [text for text in err.splitlines() if text.startswith("harness:")]
+    assert (code, needle in line, "Traceback" in err) == (2, True, False), err
+    assert str(checkpoint) in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"prompt":',
+        "[" * 100_000,
+        '{"messages": [{"role": 3, "content": "x"}]}',
+        '{"messages": [{"role": "user", "content": 3}]}',
+        '{"messages": [{"role": "user", "content": null}]}',
+        '{"prompt": "\\ud800"}',
+        "\0",
+    ],
+)
+def test_a_bad_line_of_a_data_set_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "good"}\n' + line + "\n")
+    with pytest.raises(UsageError, match=r"prompts\.jsonl, line 2"):
+        read_jsonl(path)
+
+
+def test_odd_but_good_lines_of_a_data_set(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    parts = [{"type": "text", "text": "hi"}]
+    rows = [
+        {"prompt": "a", "category": 7, "id": 10**30},
+        {"messages": [{"role": "user", "content": parts}]},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": []}]},
+    ]
+    lines = "\r\n".join(json.dumps(row) for row in rows)
+    path.write_bytes(b"\xef\xbb\xbf" + lines.encode() + b"\r\n\r\n")
+    prompts = read_jsonl(path)
+    assert (prompts[0].category, prompts[0].id) == ("7", str(10**30))
+    warm = allot(prompts, warmup=9, needs=[3], seed=0).warmup
+    first = next(p for p in warm if p.messages and isinstance(p.messages[0]["content"], list))
+    assert first.messages is not None
+    assert first.messages[0]["content"][-1] == parts[0]
+    assert "Warm up. None" not in str(warm)
 
 
 def test_a_port_in_use_is_seen_before_anything_starts(
