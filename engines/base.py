@@ -51,8 +51,8 @@ class ServeSpec:
     `drafter` None is the baseline. `pair_drafter` is then the drafter of the variant it is compared
     with, for engines that must serve both by the same kernels. `k` counts draft tokens a verify
     step (chain drafting). `kv_cache_gib` None leaves the engine's default; `threads` None
-    likewise. `extra_args` and `extra_env` come from the profile and are passed on as they are,
-    last.
+    likewise. `temperature` is the highest that requests will ask for. `extra_args` and
+    `extra_env` come from the profile and are passed on as they are, last.
     """
 
     target: Path
@@ -69,6 +69,7 @@ class ServeSpec:
     device: str = "cpu"
     host: str = "127.0.0.1"
     seed: int = 0
+    temperature: float = 0.0
     threads: int | None = None
     trust_remote_code: bool = False
     reasoning_parser: str | None = None

@@ -56,10 +56,12 @@ def engine_python(name: str) -> Path:
     if missing is None and (folder / STAMPS).is_dir() and not _is_ready(name, folder):
         missing = "is only half installed"
     if missing is not None:
-        raise EngineUsageError(
-            f"the engine environment {name} {missing} ({folder}): run "
-            f"`python -m harness engines install {name}`"
+        how = (
+            f"run `python -m harness engines install {name}`"
+            if name in RECIPES
+            else f"run `python3 -m venv {folder} && {python} -m pip install {name}`"
         )
+        raise EngineUsageError(f"the engine environment {name} {missing} ({folder}): {how}")
     return python
 
 

@@ -205,6 +205,11 @@ def _check_cpu(spec: ServeSpec, config: dict[str, Any]) -> None:
             f"tensor_parallel = {spec.tensor_parallel}: SGLang runs on this CPU as one process; "
             "set it to 1"
         )
+    if spec.temperature > 0 and (spec.drafter or spec.pair_drafter) is not None:
+        raise EngineUsageError(
+            f"temperature = {spec.temperature:g}: with a drafter SGLang verifies greedily on a "
+            "CPU, whatever the temperature; set sampling.temperature=0, or use another engine"
+        )
     text = text_config(config)
     if "kv_lora_rank" not in text:
         return

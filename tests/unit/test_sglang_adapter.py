@@ -230,3 +230,15 @@ def test_unreadable_config_is_a_usage_error(spec: ServeSpec, tmp_path: Path) -> 
     (tmp_path / "broken" / "config.json").write_text("{")
     with pytest.raises(EngineUsageError, match="cannot be read"):
         SglangAdapter().check(replace(spec, target=tmp_path / "broken"))
+
+
+def test_a_temperature_beside_a_drafter_is_refused_on_a_cpu(
+    spec: ServeSpec, drafted: ServeSpec
+) -> None:
+    """There SGLang verifies greedily, so a sampled run would compare two different things."""
+    hot = replace(drafted, temperature=0.7)
+    baseline = replace(spec, temperature=0.7, pair_drafter=drafted.drafter)
+    for refused in (hot, baseline):
+        with pytest.raises(EngineUsageError, match=r"sampling\.temperature=0"):
+            SglangAdapter().check(refused)
+    SglangAdapter().check(replace(spec, temperature=0.7))
