@@ -136,14 +136,17 @@ def read_job(values: Any, engine: Engine, name: str, *, chat: bool) -> Job:
         raise RequestError(f"The model `{model}` does not exist.", param="model", status=404)
     assert engine.tokenizer is not None
     body = Body(values)
+    # A text beyond any doubt too long is refused without the seconds that its tokens would take.
+    most = 4 * engine.tokenizer.longest_token * engine.max_len
     if chat:
-        prompt = _chat_prompt(body, engine.tokenizer)
+        prompt = _chat_prompt(body, engine.tokenizer, most)
     else:
-        prompt = _text_prompt(body, engine.tokenizer, engine.model.config.vocab_size)
-    if not engine.fits(len(prompt)):
+        prompt = _text_prompt(body, engine.tokenizer, engine.model.config.vocab_size, most)
+    if prompt is None or not engine.fits(len(prompt)):
+        size = "more" if prompt is None else f"{len(prompt)} tokens"
         raise RequestError(
             f"This model's maximum context length is {engine.max_len} tokens. The prompt has "
-            f"{len(prompt)} tokens; it must have at least 1 and leave room for 1 more.",
+            f"{size}; it must have at least 1 and leave room for 1 more.",
             param="messages" if chat else "prompt",
         )
     stream = body.flag("stream")
@@ -224,13 +227,16 @@ def _stream_options(options: Any, stream: bool) -> tuple[bool, bool]:
     return usage, usage and body.flag("continuous_usage_stats")
 
 
-def _text_prompt(body: Body, tokenizer: Tokenizer, vocab_size: int) -> list[int]:
+def _text_prompt(body: Body, tokenizer: Tokenizer, vocab_size: int, most: int) -> list[int] | None:
+    """The prompt's tokens; None for a text of more than `most` characters."""
     prompt = body.values.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
             raise RequestError("one prompt a request; send several requests", param="prompt")
         prompt = prompt[0]
     if isinstance(prompt, str):
+        if len(prompt) > most:
+            return None
         return tokenizer.encode(prompt, special=body.flag("add_special_tokens", True))
     if isinstance(prompt, list) and all(type(i) is int for i in prompt):
         strange = [i for i in prompt if not 0 <= i < vocab_size]
@@ -240,7 +246,8 @@ def _text_prompt(body: Body, tokenizer: Tokenizer, vocab_size: int) -> list[int]
     raise RequestError("prompt must be a string or a list of token ids", param="prompt")
 
 
-def _chat_prompt(body: Body, tokenizer: Tokenizer) -> list[int]:
+def _chat_prompt(body: Body, tokenizer: Tokenizer, most: int) -> list[int] | None:
+    """The rendered messages' tokens; None for a text of more than `most` characters."""
     messages = body.values.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a non-empty list", param="messages")
@@ -257,6 +264,8 @@ def _chat_prompt(body: Body, tokenizer: Tokenizer) -> list[int]:
         text = tokenizer.render(plain, **{"add_generation_prompt": generate, **extra})
     except TemplateError as error:
         raise RequestError(str(error), param="messages") from error
+    if len(text) > most:
+        return None
     return tokenizer.encode(text, special=body.flag("add_special_tokens", False))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,6 +22,10 @@ from engines.reference.answers import Answer, error_body
 from engines.reference.engine import Engine
 from engines.reference.protocol import Job, RequestError, read_job
 from engines.reference.request import Delta, Request
+
+MAX_BODY_BYTES = 32_000_000
+CLIENT_LEFT = 499
+"""The status of an answer that nobody is there to read."""
 
 
 class JsonResponse(Response):
@@ -35,7 +40,7 @@ class JsonResponse(Response):
 def failure(message: str, *, status: int = 400, param: str | None = None) -> JsonResponse:
     """An error answer in OpenAI's form."""
     kinds = {400: "BadRequestError", 404: "NotFoundError"}
-    kind = kinds.get(status, "InternalServerError")
+    kind = kinds.get(status, "BadRequestError" if status < 500 else "InternalServerError")
     body = error_body(message, kind=kind, status=status, param=param)
     return JsonResponse(body, status_code=status)
 
@@ -96,13 +101,25 @@ class Service:
 
     async def _serve(self, http: HttpRequest, *, chat: bool) -> Response:
         try:
-            body = msgspec.json.decode(await http.body())
+            body = msgspec.json.decode(await _body(http))
             job = read_job(body, self.engine, self.name, chat=chat)
-        except msgspec.DecodeError as error:
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_LEFT)
+        except (msgspec.DecodeError, RecursionError) as error:
             return failure(f"the body is not JSON: {error}")
         except RequestError as error:
             return failure(str(error), status=error.status, param=error.param)
         return EngineResponse(self.engine, job)
+
+
+async def _body(http: HttpRequest) -> bytes:
+    """The request's body. Raises RequestError where it is longer than any prompt can be."""
+    body = bytearray()
+    async for piece in http.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise RequestError(f"the body is longer than {MAX_BODY_BYTES:,} bytes", status=413)
+    return bytes(body)
 
 
 class EngineResponse(Response):
@@ -210,7 +227,14 @@ def serve(engine: Engine, name: str, socket: Any) -> int:
         timeout_graceful_shutdown=5,
         lifespan="off",
     )
-    server = uvicorn.Server(config)
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: Any = None) -> None:
+            """Ends the requests under way first, so that their connections can close."""
+            engine.stop()
+            await super().shutdown(sockets)
+
+    server = Server(config)
 
     def run_engine() -> None:
         try:

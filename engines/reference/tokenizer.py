@@ -57,7 +57,13 @@ class Tokenizer:
             return str(self._fast.decode(list(ids), skip_special_tokens=skip_special))
         return str(self._slow.decode(list(ids), skip_special_tokens=skip_special))
 
-    def render(self, messages: list[dict[str, Any]], **variables: Any) -> str:
+    @cached_property
+    def longest_token(self) -> int:
+        """The length of the longest token, in characters of its written form."""
+        tokenizer = self._fast if self._fast is not None else self._slow
+        return max(map(len, tokenizer.get_vocab()), default=1)
+
+    def render(self, messages: list[dict[str, Any]], /, **variables: Any) -> str:
         """The chat template's text for `messages`. Raises TemplateError."""
         import jinja2
 

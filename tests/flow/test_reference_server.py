@@ -92,6 +92,60 @@ def _events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("body", "status", "needle"),
+    [
+        (b"[" * 100_000, 400, "not JSON"),
+        (b'{"a":' * 100_000, 400, "not JSON"),
+        (b'{"prompt": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400, "not JSON"),
+        (b"\xff\0", 400, "not JSON"),
+        (b'{"x": "' + b"y" * 33_000_000 + b'"}', 413, "longer than"),
+    ],
+)
+def test_a_hostile_body_is_refused(
+    path: str, body: bytes, status: int, needle: str, client: httpx.Client
+) -> None:
+    answer = client.post(path, content=body)
+    assert (answer.status_code, needle in answer.json()["error"]["message"]) == (status, True)
+    assert client.post("/v1/completions", json=PROMPT).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["messages", "self", "add_generation_prompt"])
+def test_template_variables_cannot_take_the_messages_place(name: str, client: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    answer = client.post(
+        "/v1/chat/completions", json={**body, "chat_template_kwargs": {name: False}}
+    )
+    assert answer.status_code == (200 if name == "add_generation_prompt" else 400)
+
+
+def test_a_text_far_too_long_is_refused(client: httpx.Client) -> None:
+    answer = client.post("/v1/completions", json={"prompt": "x" * 5_000_000})
+    assert answer.status_code == 400
+    assert "maximum context length" in answer.json()["error"]["message"]
+
+
+def test_a_stop_ends_the_requests_under_way_and_says_nothing_alarming(
+    folder: Path, repo: Path
+) -> None:
+    process, port = _start(repo, folder)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
+        _await_ready(process, http)
+        half = socket.create_connection(("127.0.0.1", port))
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{}")
+        half.close()
+        body = {**PROMPT, "max_tokens": 240, "ignore_eos": True, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            process.send_signal(signal.SIGTERM)
+            assert list(lines)[-2] == "data: [DONE]"
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in out
+
+
 def test_models_and_errors(client: httpx.Client) -> None:
     model = client.get("/v1/models").json()["data"][0]
     assert (model["id"], model["max_model_len"]) == ("m", 256)
