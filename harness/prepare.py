@@ -324,7 +324,9 @@ def api_key(plan: Plan) -> str | None:
     name = plan.engine.api_key_env
     if name is None:
         return None
-    key = os.environ.get(name)
+    key = os.environ.get(name, "").strip()
     if not key:
         raise UsageError(f"engine.api_key_env: the environment has no variable {name}")
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(f"engine.api_key_env: {name} holds characters that no key can have")
     return key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import shutil
 import signal
@@ -63,6 +64,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(request: Request, progress: Progress) -> Outcome:
     """Do the whole run. Mistakes of the user are raised before anything is written."""
+    check_out(request.out)
     make_ready = prepare_attached if request.urls else prepare
     prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
     folder = begin(request, prepared)
@@ -228,6 +230,18 @@ def deal(
         seed=cells[0].seed,
     )
     return allotment.warmup, allotment.cells
+
+
+def check_out(out: Path) -> None:
+    """Raise `UsageError` where no folder can be made in `out`, before minutes are spent."""
+    try:
+        nearest = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+        writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise UsageError(f"--out {str(out)[:200]}: {error.strerror}") from None
+    if not writable:
+        why = "may not be written to" if nearest.is_dir() else "is not a folder"
+        raise UsageError(f"--out {out}: {nearest} {why}; choose another")
 
 
 def begin(request: Request, prepared: list[Prepared]) -> RunFolder:

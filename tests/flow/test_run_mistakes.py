@@ -106,6 +106,37 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("part", ["", "/below", "/below/deeper"])
+def test_a_place_for_results_that_cannot_be_is_refused_first(
+    part: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    out = f"{tmp_path / 'file'}{part}"
+    code, _, err = run_cli(["run", "--engine", "vlm", "--out", out], capsys, monkeypatch)
+    assert code == 2
+    assert err.startswith(f"harness: --out {out}: {tmp_path / 'file'} is not a folder")
+    long = str(tmp_path / ("n" * 300))
+    code, _, err = run_cli(["run", "--engine", "vlm", "--out", long], capsys, monkeypatch)
+    assert (code, "--out" in err) == (2, True)
+
+
+@pytest.mark.parametrize("key", ["", " \n", "a\nb", "k\u0416"])
+def test_a_key_that_is_no_key_is_refused(
+    key: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("A_KEY", key)
+    arguments = ["run", "--url", "http://127.0.0.1:1", "--set", "engine.api_key_env=A_KEY"]
+    code, _, err = run_cli([*arguments, "--out", str(tmp_path / "o")], capsys, monkeypatch)
+    assert (code, "A_KEY" in err) == (2, True)
+    assert not key.strip() or key not in err
+
+
 def test_missing_weights_are_named(
     checkpoint: Path,
     tmp_path: Path,
