@@ -42,6 +42,9 @@ GRACE_S = 15.0
 """How long an engine may take to end by itself before it is killed."""
 TAIL_LINES = 20
 MAX_LOG_BYTES = 4_000_000
+MAX_LINE_BYTES = 1_000_000
+MAX_SHOWN = 300
+"""Characters of a log line in a message."""
 MARKER = "SPEC_HARNESS_ENGINE_PROCESS"
 """Environment variable with a unique value in every process of one engine."""
 
@@ -123,11 +126,17 @@ class LogFollower:
         self._rest = b""
 
     def new_lines(self) -> list[str]:
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            data = file.read()
+        try:
+            with open(self._path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0  # cut by someone: from its beginning again
+                file.seek(self._offset)
+                data = file.read(MAX_LOG_BYTES)
+        except OSError:
+            return []  # taken away by someone: the engine goes on without
         self._offset += len(data)
-        *lines, self._rest = re.split(rb"[\r\n]", self._rest + data)
+        *lines, rest = re.split(rb"[\r\n]", self._rest + data)
+        self._rest = rest[-MAX_LINE_BYTES:]
         return [line.decode("utf-8", "replace") for line in lines if line.strip()]
 
 
@@ -326,7 +335,8 @@ class EngineProcess:
         text = read_log(self.log_path)
         cause = self.adapter.failure_cause(text)
         tail = tuple(line for line in re.split(r"[\r\n]+", text) if line.strip())[-TAIL_LINES:]
-        shown = cause or (tail[-1].strip() if tail else None)
+        tail = tuple(line[:2000] for line in tail)
+        shown = (cause or (tail[-1].strip() if tail else ""))[:MAX_SHOWN]
         said = f": {shown}" if shown else ", and its log is empty"
         return EngineFailed(
             f"{self.adapter.name} {what}{where}{said}; log: {self.log_path}",

@@ -404,3 +404,36 @@ def test_phase_tracker(lines: list[str]) -> None:
     marks = [{"one": "a", "two": "b"}[line] for line in lines if line != "noise"]
     kept = [m for i, m in enumerate(marks) if i == 0 or marks[i - 1] != m]
     assert [timing.phase for timing in timings[1:]] == kept
+
+
+def test_a_log_taken_away_or_cut_short_ends_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"one\ntwo")
+    follower = LogFollower(log)
+    assert follower.new_lines() == ["one"]
+    log.unlink()
+    assert follower.new_lines() == []
+    log.write_bytes(b"\nnew\n")
+    assert follower.new_lines() == ["two", "new"]
+
+
+def test_a_line_without_end_is_not_kept_whole(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 3_000_000)
+    follower = LogFollower(log)
+    assert follower.new_lines() == []
+    with open(log, "ab") as file:
+        file.write(b"end\nnext\n")
+    first, second = follower.new_lines()
+    assert (len(first), first.endswith("xend"), second) == (1_000_003, True, "next")
+
+
+def test_the_message_of_a_failure_is_of_bounded_length(make: Any, tmp_path: Path) -> None:
+    with make("hang", deadline_s=0.5) as engine:
+        engine.start()
+        with open(engine.log_path, "ab") as log:
+            log.write(b"y" * 100_000)
+        with pytest.raises(EngineFailed) as failed:
+            engine.wait_ready()
+    assert len(str(failed.value)) < 1500
+    assert max(map(len, failed.value.tail)) <= 2000
