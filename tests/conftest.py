@@ -19,6 +19,7 @@ REPO = Path(__file__).resolve().parents[1]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads beside an engine's
 
 
 @pytest.fixture(scope="session")
