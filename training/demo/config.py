@@ -35,7 +35,7 @@ class TargetConfig(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 2048
     rope_theta: float = 10000.0
     seed: int = 1
-    steps: int = 850
+    steps: int = 950
     rows: int = 6
     row_length: int = 160
     muon_lr: float = 0.012
