@@ -268,7 +268,17 @@ def _environment_variables(spec: ServeSpec) -> dict[str, str]:
         env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in cores)
     if _mla_disabled(spec):
         env["VLLM_MLA_DISABLE"] = "1"
+    env.update(_openmp(engine_python(_environment(spec))))
     return env
+
+
+def _openmp(python: Path) -> dict[str, str]:
+    """Intel's OpenMP, which comes with vLLM's CPU build: a verify step is slow without it."""
+    library = python.parent.parent / "lib" / "libiomp5.so"
+    if not library.is_file():
+        return {}
+    before = os.environ.get("LD_PRELOAD")
+    return {"LD_PRELOAD": f"{library}:{before}" if before else str(library)}
 
 
 _PREFIX = re.compile(r"^\([^)]*pid=\d+\)\s?(?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]+\]\s?)?")

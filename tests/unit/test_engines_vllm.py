@@ -400,3 +400,19 @@ def test_openai_is_never_started(tmp_path: Path) -> None:
     for call in (OpenAIAdapter().check, lambda s: OpenAIAdapter().launch(s, tmp_path)):
         with pytest.raises(EngineUsageError, match="give --url"):
             call(spec)
+
+
+def test_intels_openmp_is_loaded_first_where_the_environment_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(tmp_path, MLA)
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv("SPEC_HARNESS_PYTHON_VLLM_CPU", str(python))
+    assert "LD_PRELOAD" not in ADAPTER.launch(spec, tmp_path).env
+    library = tmp_path / "env" / "lib" / "libiomp5.so"
+    library.parent.mkdir()
+    library.touch()
+    monkeypatch.setenv("LD_PRELOAD", "libother.so")
+    assert ADAPTER.launch(spec, tmp_path).env["LD_PRELOAD"] == f"{library}:libother.so"
