@@ -11,7 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+
+from engines.prometheus import parse
 
 REPO = Path(__file__).resolve().parents[2]
 SMALL = ["--set", "load.num_requests=6", "--set", "load.concurrency=1,2"]
@@ -49,6 +52,19 @@ def engines_under(pid: int) -> list[int]:
     return found
 
 
+def answering(pid: int) -> bool:
+    """Whether the engine below the process has a request under way, by its own metrics."""
+    for engine in engines_under(pid):
+        words = Path(f"/proc/{engine}/cmdline").read_text().split("\0")
+        port = words[words.index("--port") + 1]
+        try:
+            page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text
+        except httpx.TransportError:
+            continue
+        return any(s.name == "vllm:num_requests_running" and s.value > 0 for s in parse(page))
+    return False
+
+
 def result(out: str) -> tuple[Path, dict[str, Any]]:
     folder = Path(out.strip().splitlines()[-1])
     return folder, json.loads((folder / "summary.json").read_text())
@@ -84,10 +100,12 @@ def test_the_demo_run(demo_pair: Path, tmp_path: Path) -> None:
 def test_an_engine_killed_in_the_middle(demo_pair: Path, tmp_path: Path) -> None:
     process = start(tmp_path, "--set", "load.num_requests=20")
     deadline = time.monotonic() + 300
-    while not list(tmp_path.glob("*/cells/*/timeline.json")):
+    first_cell_saved = False
+    while not (first_cell_saved and answering(process.pid)):  # so that a request is cut short
         assert time.monotonic() < deadline
         assert process.poll() is None
-        time.sleep(0.05)
+        first_cell_saved = bool(list(tmp_path.glob("*/cells/*/timeline.json")))
+        time.sleep(0.02)
     (engine,) = engines_under(process.pid)
     os.kill(engine, signal.SIGKILL)
     out, err = process.communicate(timeout=300)
