@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 Variant = Literal["baseline", "speculative"]
 VARIANTS: tuple[Variant, ...] = ("baseline", "speculative")
@@ -22,13 +22,27 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class LoadPoint(Record, frozen=True, kw_only=True):
-    """One load: closed loop by `concurrency`, or open loop at `request_rate` per second."""
+    """One load: closed loop by `concurrency`, or open loop.
+
+    An open loop's arrivals: at `request_rate` per second, or by a `schedule` of rate segments
+    (seconds, first rate, last rate), or as a `trace` says. See `plan.schema.LoadSection`.
+    """
 
     mode: Literal["closed", "open"]
     concurrency: int | None = None
     request_rate: float | None = None
     num_requests: int | None = None
     duration_s: float | None = None
+    num_output_tokens: int | None = None
+    arrival: Literal["constant", "poisson", "gamma", "burst", "schedule", "trace"] | None = None
+    burstiness: float | None = None
+    schedule: tuple[tuple[float, float, float], ...] | None = None
+    trace: str | None = None
+    time_scale: float | None = None
+    think_time_s: float | None = None
+    think_time: Literal["constant", "exponential"] | None = None
+    max_request_rate: float | None = None
+    max_concurrency: int | None = None
 
 
 class Cell(Record, frozen=True, kw_only=True):
@@ -62,6 +76,10 @@ class RequestRecord(Record, frozen=True, kw_only=True):
     `chunk_ns[i]` is the arrival of chunk i and `chunk_tokens[i]` its number of tokens (None where
     the server did not say). `output_tokens` comes from `token_source`, never from counting chunks.
     `due_ns` None: closed loop, no due time. `correct` None: the prompt has no right answer.
+    `first_reasoning_ns`, `first_answer_ns`: the first chunk with thinking, and with anything else.
+    `connect_ns`: how long setting its connection up took, before it was sent; None where the
+    connection was there already. `conversation`, `turn` (from 0): of a multi-turn conversation.
+    `tries`: how often it was sent, more than once only where the plan allows retries.
     """
 
     cell_id: str
@@ -85,6 +103,13 @@ class RequestRecord(Record, frozen=True, kw_only=True):
     finish_reason: str | None
     acceptance: DraftCounts | None
     correct: bool | None
+    first_reasoning_ns: int | None = None
+    first_answer_ns: int | None = None
+    connect_ns: int | None = None
+    conversation: str | None = None
+    turn: int = 0
+    worker: int = 0
+    tries: int = 1
 
 
 class EngineCounters(Record, frozen=True, kw_only=True):

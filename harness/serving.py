@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from harness.load.datasets import Prompt
 from harness.load.drive import drive
 from harness.load.http import Origin, describe
 from harness.measure.metrics import from_histogram
-from harness.plan.schema import Plan
+from harness.plan.schema import Length, Plan
 from harness.prepare import Prepared, api_key, served_name
 from harness.progress import Progress
 from harness.records import Cell, DraftCounts, LoadPoint, Phase, Variant
@@ -166,6 +167,13 @@ def believable(counts: DraftCounts) -> bool:
     return all(type(n) is int and 0 <= n < 2**63 for n in all_counts)
 
 
+def most_tokens(wanted: int | Length) -> int:
+    """`max_tokens` of a request whose prompt says none of its own."""
+    if isinstance(wanted, int):
+        return wanted
+    return wanted.max or math.ceil(wanted.mean + 4 * wanted.spread)
+
+
 def asking(adapter: Adapter, url: str, model: str, plan: Plan, *, speculative: bool) -> Asking:
     """How requests to this server look."""
 
@@ -176,7 +184,7 @@ def asking(adapter: Adapter, url: str, model: str, plan: Plan, *, speculative: b
         url=url,
         model=model,
         endpoint=plan.workload.endpoint,
-        max_tokens=plan.workload.output_tokens,
+        max_tokens=most_tokens(plan.workload.output_tokens),
         sampling=plan.sampling,
         timeout_s=plan.load.timeout_s,
         api_key=api_key(plan),

@@ -20,16 +20,23 @@ LATER = ("synthetic", "random")
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt: a chat (`messages`) or a raw text (`text`), never both.
+    """One prompt: a chat (`messages`), a raw text (`text`) or its `token_ids`; one of the three.
 
-    `answer` is the right answer where there is one.
+    `answer` is the right answer where there is one. `turns` are what the user says next in a
+    conversation, each after the answer to what was said before. `max_tokens` and `sampling` (request
+    fields) go before the plan's. `input_tokens`: its length where it is known.
     """
 
     id: str
     category: str | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     text: str | None = None
+    token_ids: tuple[int, ...] | None = None
     answer: str | None = None
+    turns: tuple[dict[str, Any], ...] = ()
+    max_tokens: int | None = None
+    sampling: dict[str, Any] = {}
+    input_tokens: int | None = None
 
 
 class Allotment(msgspec.Struct, frozen=True, kw_only=True):

@@ -232,6 +232,8 @@ def _schema() -> Any:
         "status": "str", "error": "str", "http_status": "int", "prompt_tokens": "int",
         "output_tokens": "int", "token_source": "str", "token_ids": "ints", "text": "str",
         "reasoning": "str", "finish_reason": "str", "acceptance": "counts", "correct": "bool",
+        "first_reasoning_ns": "int", "first_answer_ns": "int", "connect_ns": "int",
+        "conversation": "str", "turn": "int", "worker": "int", "tries": "int",
     }  # fmt: skip
     return pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tomllib
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,21 @@ def parse_set(item: str) -> tuple[str, Any]:
         if parent in kinds and not is_text(kinds[parent]) and not is_list(kinds[parent]):
             if not leaf:
                 raise UsageError(f"--set {item}: a name is wanted after '{parent}.'")
-            return key, raw  # an entry of a free table, such as engine.extra_env.NAME
+            return key, _free_value(raw, kinds[parent])  # such as engine.extra_env.NAME
         if any(known.startswith(f"{key}.") for known in kinds):
             raise UsageError(f"--set {item}: '{key}' is a table; set a key of it")
         raise unknown_key(f"--set {item}", key)
     return key, _coerce(raw, kinds[key], item)
+
+
+def _free_value(raw: str, kind: Any) -> Any:
+    """An entry of a free table: text where the table holds texts, else as TOML reads it."""
+    if typing.get_args(kind)[1:] == (str,):
+        return raw
+    try:
+        return tomllib.loads(f"x = {raw}")["x"]
+    except tomllib.TOMLDecodeError:
+        return raw
 
 
 def _coerce(raw: str, kind: Any, item: str) -> Any:
@@ -130,7 +141,9 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
     """Set the dotted `key` in a nested table."""
     *parents, leaf = key.split(".")
     for parent in parents:
-        table = table.setdefault(parent, {})
+        if not isinstance(table.get(parent), dict):
+            table[parent] = {}
+        table = table[parent]
     table[leaf] = value
 
 

@@ -68,27 +68,112 @@ class DemoSection(Section, frozen=True, kw_only=True):
     drafter: Literal["mla", "llama"] = "mla"
 
 
-class LoadSection(Section, frozen=True, kw_only=True):
-    """Load points. `concurrency`: closed loop; `request_rate`: open loop, Poisson, per second.
+class RateSegment(Section, frozen=True, kw_only=True):
+    """A stretch of `seconds` at `rate` requests per second, or on a straight line from it to `to`."""
 
-    Neither said: closed loop at 1. Both said: the closed points first, then the open ones.
-    A cell ends after `num_requests` or, where that is None, `duration_s`.
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    rate: Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+    to: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+
+
+class LoadSection(Section, frozen=True, kw_only=True):
+    """Load points, and how each is driven.
+
+    `concurrency`: closed loop; `request_rate`: open loop, per second; `schedule` (rate segments) and
+    `trace` (a JSONL file with timestamps): one open-loop point each. None of them said: closed loop
+    at 1. Several said: in that order. A cell ends after `num_requests`, `duration_s` or
+    `num_output_tokens`, whichever is said.
+
+    `arrival` draws the open loop's due times: `constant`, `poisson`, `gamma` with shape `burstiness`
+    (1 is Poisson, less is burstier), or `burst`: all at once. `think_time_s` (closed loop) passes
+    between an answer and the sender's next request; `max_request_rate` caps a closed loop's sending.
+    `max_concurrency` (open loop): an arrival that finds as many under way is dropped and counted.
+    `retries`: of requests answered 429 or 503, after the answer's Retry-After.
+    `new_connections`: each request has a connection of its own, whose set-up counts in its TTFT.
+    `workers`: load generating processes; None: as many as the load needs and the machine has.
     """
 
     concurrency: tuple[Positive, ...] | None = None
     request_rate: tuple[Rate, ...] | None = None
+    schedule: tuple[RateSegment, ...] | None = None
+    trace: str | None = None
+    time_scale: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    arrival: Literal["constant", "poisson", "gamma", "burst"] = "poisson"
+    burstiness: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    think_time_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
+    think_time: Literal["constant", "exponential"] = "constant"
+    max_request_rate: Rate | None = None
+    max_concurrency: Positive | None = None
     num_requests: Positive | None = None
     duration_s: PositiveFloat | None = None
+    num_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=10**12)] | None = None
     warmup_requests: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 4
     timeout_s: PositiveFloat = 600.0
+    retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    new_connections: bool = False
+    workers: Annotated[int, msgspec.Meta(ge=1, le=256)] | None = None
+    allow_client_bound: bool = False
+
+
+class Length(Section, frozen=True, kw_only=True):
+    """A distribution of lengths in tokens.
+
+    `spread` is the standard deviation (normal, lognormal) or the half-width (uniform).
+    """
+
+    dist: Literal["constant", "uniform", "normal", "lognormal"] = "constant"
+    mean: Annotated[float, msgspec.Meta(ge=1, le=10_000_000)]
+    spread: Annotated[float, msgspec.Meta(ge=0, le=10_000_000)] = 0.0
+    min: Positive = 1
+    max: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
 
 
 class WorkloadSection(Section, frozen=True, kw_only=True):
-    """`dataset`: builtin, demo, or the path of a JSONL file. `output_tokens`: the most allowed."""
+    """What is asked.
+
+    `dataset`: builtin, demo, synthetic, random, a known data set's name, or a file's path.
+    `output_tokens`: the most allowed, or a distribution of it (synthetic). `input_tokens`, the
+    `prefix_*` keys: synthetic and random prompts, exact in the target's tokens; a share
+    `prefix_reuse` of them begins with one of `prefix_groups` common prefixes of `prefix_tokens`.
+    `column`, `subset`, `split`: where the prompts lie in a table or on a hub.
+    `chat_template`: applied by the server, or here (completions only).
+    """
 
     dataset: str = "builtin"
-    output_tokens: Positive = 256
+    column: str | None = None
+    subset: str | None = None
+    split: str | None = None
     endpoint: Literal["chat", "completions"] = "chat"
+    input_tokens: Positive | Length | None = None
+    output_tokens: Positive | Length = 256
+    ignore_eos: bool = False
+    prefix_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
+    prefix_reuse: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    prefix_groups: Positive = 1
+    num_prompts: Positive | None = None
+    min_input_tokens: Positive | None = None
+    max_input_tokens: Positive | None = None
+    categories: tuple[str, ...] | None = None
+    chat_template: Literal["server", "client"] = "server"
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class ClientSection(Section, frozen=True, kw_only=True):
+    """How servers are reached. `proxy` None: what the environment says (HTTP_PROXY and the like)."""
+
+    headers: dict[str, str] = {}
+    verify_tls: bool = True
+    ca_file: str | None = None
+    proxy: str | None = None
+    connect_timeout_s: PositiveFloat = 10.0
+
+
+class SloSection(Section, frozen=True, kw_only=True):
+    """Service levels a request must meet to count in the goodput; None: no such level."""
+
+    ttft_s: PositiveFloat | None = None
+    tpot_s: PositiveFloat | None = None
+    e2el_s: PositiveFloat | None = None
 
 
 class SamplingSection(Section, frozen=True, kw_only=True):
@@ -125,6 +210,8 @@ class Plan(Section, frozen=True, kw_only=True):
     speculative: SpeculativeSection = SpeculativeSection()
     load: LoadSection = LoadSection()
     workload: WorkloadSection = WorkloadSection()
+    client: ClientSection = ClientSection()
+    slo: SloSection = SloSection()
     sampling: SamplingSection = SamplingSection()
     compare: CompareSection = CompareSection()
 

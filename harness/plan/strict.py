@@ -37,14 +37,22 @@ def _section_of(kind: Any) -> type[Section] | None:
     return None
 
 
+def _takes_a_value(kind: Any) -> bool:
+    """Whether the key may hold a single value too, not a table alone."""
+    return any(
+        not (isinstance(m, type) and issubclass(m, Section)) and m is not type(None)
+        for m in _members(kind)
+    )
+
+
 def known_keys(section: type[Section] = Plan, prefix: str = "") -> dict[str, Any]:
     """Every settable key with its dots, and its type."""
     keys: dict[str, Any] = {}
     for name, kind in _fields(section).items():
         inner = _section_of(kind)
-        if inner is None:
+        if inner is None or _takes_a_value(kind):
             keys[prefix + name] = kind
-        else:
+        if inner is not None:
             keys.update(known_keys(inner, f"{prefix}{name}."))
     return keys
 
@@ -79,6 +87,8 @@ def check_keys(
         if inner is None:
             continue
         if not isinstance(value, dict):
+            if _takes_a_value(fields[name]):
+                continue
             raise UsageError(f"{where}: '{path}' is a table, not {value!r}; set a key of it")
         check_keys(value, where, inner, f"{path}.")
 
