@@ -131,11 +131,27 @@ class Phase(Record, frozen=True, kw_only=True):
     end_s: float | None
 
 
+class ClientFigures(Record, frozen=True, kw_only=True):
+    """How one load generating process fared: whether it measured the server or itself.
+
+    `cpu_share` is its CPU time over the wall time (1.0: one core). Loop lag is how much later than
+    asked its event loop came back from a sleep, sampled through the whole load; None: no sample.
+    """
+
+    worker: int
+    cpu_share: float
+    cpu_s: float
+    loop_lag_p50_s: float | None
+    loop_lag_p99_s: float | None
+    loop_lag_max_s: float | None
+
+
 class Timeline(Record, frozen=True, kw_only=True):
     """What happened around a cell: start-up phases of its engine, and the measured window.
 
-    `client_cpu_share` is this process's CPU time in the window over its length (1.0: one core).
-    `interrupted` tells why the cell did not run to its end; None where it did.
+    `client` holds the figures of each load generating process, `client_cpu_share` the largest
+    `cpu_share` among them. `interrupted` tells why the cell did not run to its end; None where it
+    did.
     """
 
     startup: tuple[Phase, ...]
@@ -144,6 +160,7 @@ class Timeline(Record, frozen=True, kw_only=True):
     window_end_ns: int | None
     client_cpu_share: float | None = None
     interrupted: str | None = None
+    client: tuple[ClientFigures, ...] = ()
 
 
 class Distribution(Record, frozen=True, kw_only=True):
