@@ -10,6 +10,7 @@ from harness.analyse.compare import load_words
 from harness.analyse.data import CellData, RunData, pairs
 from harness.analyse.integrity import total
 from harness.analyse.statistics import sign_test
+from harness.measure.metrics import dropped
 from harness.records import (
     VARIANTS,
     Acceptance,
@@ -34,6 +35,8 @@ def cell_cautions(
     """Everything odd about one cell."""
     checks = (
         _failed(data),
+        _dropped(data, metrics),
+        _not_steady(metrics),
         _late(metrics),
         _busy_client(data),
         _uncounted(data),
@@ -45,7 +48,9 @@ def cell_cautions(
 
 
 def _failed(data: CellData) -> Caution | None:
-    errors = Counter(r.error or r.status for r in data.records if r.status != "ok")
+    errors = Counter(
+        r.error or r.status for r in data.records if r.status != "ok" and not dropped(r)
+    )
     if not errors:
         return None
     error, count = errors.most_common(1)[0]
@@ -56,6 +61,32 @@ def _failed(data: CellData) -> Caution | None:
             f"{count} of them with: {error}"
         ),
         advice="Figures are of the whole answers alone; see the engine's log.",
+    )
+
+
+def _dropped(data: CellData, metrics: Metrics) -> Caution | None:
+    if not metrics.requests_dropped:
+        return None
+    return Caution(
+        code="requests_dropped",
+        text=(
+            f"{metrics.requests_dropped} of {len(data.records)} requests were not sent: as many "
+            "were under way as load.max_concurrency allows"
+        ),
+        advice="The rate was not reached, and latencies are of the requests that were let in.",
+    )
+
+
+def _not_steady(metrics: Metrics) -> Caution | None:
+    if metrics.steady is None or not metrics.steady.growing:
+        return None
+    return Caution(
+        code="not_steady",
+        text="requests under way grew through the whole window: there is no steady state",
+        advice=(
+            "The server cannot keep up with this rate, so that latencies grow with the length of "
+            "the measurement; lower load.request_rate, or see `python -m harness capacity`."
+        ),
     )
 
 
