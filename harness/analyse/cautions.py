@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from harness.analyse.acceptance import disagreements, pooled_acceptance
 from harness.analyse.compare import load_words
 from harness.analyse.data import CellData, RunData, pairs
+from harness.analyse.fidelity import client_cautions
 from harness.analyse.integrity import total
 from harness.analyse.statistics import sign_test
 from harness.measure.metrics import dropped
@@ -22,7 +23,6 @@ from harness.records import (
 )
 
 LATE_S = 0.05
-BUSY_CLIENT = 0.8
 FEW_REQUESTS = 20
 FEW_TURNS = 3
 OTHER_TRAFFIC = 0.02
@@ -38,7 +38,7 @@ def cell_cautions(
         _dropped(data, metrics),
         _not_steady(metrics),
         _late(metrics),
-        _busy_client(data),
+        *client_cautions(data, metrics),
         _uncounted(data),
         _counters(data),
         _other_traffic(data, metrics),
@@ -98,17 +98,6 @@ def _late(metrics: Metrics) -> Caution | None:
         code="send_lag",
         text=f"requests were sent late: p99 of {1000 * lag.p99:.0f} ms after they were due",
         advice="Read the latencies counted from the due time; lower the rate or free the client.",
-    )
-
-
-def _busy_client(data: CellData) -> Caution | None:
-    share = data.timeline.client_cpu_share
-    if share is None or share < BUSY_CLIENT:
-        return None
-    return Caution(
-        code="client_cpu_bound",
-        text=f"the load generator used {share:.0%} of a core, so it may have been the bottleneck",
-        advice="Lower the concurrency or run the client on another machine.",
     )
 
 
