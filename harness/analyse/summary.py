@@ -13,6 +13,7 @@ from harness.analyse.acceptance import acceptance_of, sources_of
 from harness.analyse.cautions import cell_cautions, run_cautions
 from harness.analyse.compare import compare
 from harness.analyse.data import CellData, PairKey, RunData, pairs
+from harness.analyse.fidelity import client_bound
 from harness.analyse.integrity import compare_outputs
 from harness.measure.metrics import by_category, cell_metrics, dropped
 from harness.measure.slo import meets, slo_of

@@ -14,7 +14,15 @@ from typing import Any, Literal
 import msgspec
 
 from harness.errors import one_line
-from harness.load.chunks import Chunk, Malformed, NotJson, Reported, chunk_of, error_text, read_chunk
+from harness.load.chunks import (
+    Chunk,
+    Malformed,
+    NotJson,
+    Reported,
+    chunk_of,
+    error_text,
+    read_chunk,
+)
 from harness.load.sse import SseParser
 
 THINK_END = "</think>"

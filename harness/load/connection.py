@@ -153,7 +153,9 @@ class Connection(asyncio.Protocol):
             return
         if self._read_bytes > self._most_bytes and self._done is not None:
             part = "headers" if self._most_bytes == MAX_HEAD_BYTES else "an answer"
-            self._end(ExchangeError(f"the server sent {part} of more than {self._most_bytes:,} bytes"))
+            self._end(
+                ExchangeError(f"the server sent {part} of more than {self._most_bytes:,} bytes")
+            )
             self.close()
 
     def _end_by_close(self) -> None:

@@ -22,7 +22,8 @@ import msgspec
 from harness.errors import HarnessError, one_line
 from harness.load.client import Asking, Client, ReadAcceptance, with_acceptance
 from harness.load.datasets import Prompt
-from harness.load.executors import Share, Stop, execute
+from harness.load.conversations import Share
+from harness.load.executors import Stop, execute
 from harness.load.fidelity import CpuClock, LagSampler, few_collections
 from harness.load.slices import Board, Slice, Tally, Yield, read_yield, write
 from harness.load.worker import raise_file_limit
@@ -128,6 +129,7 @@ async def drive_slice(
                 on_done=count,
                 share=work.share,
                 start_ns=start_ns,
+                cell_id=work.cell_id,
             )
         finally:
             lags = lag.stop()

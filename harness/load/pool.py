@@ -233,5 +233,3 @@ def tls_context(verify: bool, ca_file: str | None) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-

@@ -14,7 +14,7 @@ import msgspec
 
 from harness.load.client import Asking
 from harness.load.datasets import Prompt
-from harness.load.executors import Share
+from harness.load.conversations import Share
 from harness.records import ClientFigures, LoadPoint, RequestRecord
 
 

@@ -81,7 +81,9 @@ class StampingTransport(httpx.AsyncBaseTransport):
         except ExchangeError as error:
             raise httpx.ReadError(str(error), request=request) from None
         return httpx.Response(
-            gathered.status, headers=gathered.headers, stream=httpx.ByteStream(b"".join(gathered.body))
+            gathered.status,
+            headers=gathered.headers,
+            stream=httpx.ByteStream(b"".join(gathered.body)),
         )
 
     async def _exchange(self, request: httpx.Request, sink: BodySink, exchange: Exchange) -> None:
