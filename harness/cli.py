@@ -135,6 +135,55 @@ def report(run_folder: RunFolder) -> None:
     print(write_report(run_folder.resolve()))
 
 
+@app.command()
+def calibrate(
+    streams: Annotated[
+        str, typer.Option(metavar="N,N…", help="Loads: so many streams at once.")
+    ] = "50,200,400",
+    requests_per_stream: Annotated[int, typer.Option(min=1, max=10_000)] = 6,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=1000, help="How often each client has each load.")
+    ] = 2,
+    chunks: Annotated[int, typer.Option(min=1, max=100_000, help="Of each answer.")] = 100,
+    first_ms: Annotated[float, typer.Option(min=0, max=1e6, help="To the first chunk.")] = 50.0,
+    gap_ms: Annotated[float, typer.Option(min=0, max=1e6, help="Between chunks.")] = 10.0,
+    tokens: Annotated[
+        str, typer.Option(metavar="N,N…", help="Tokens that the chunks carry in turn.")
+    ] = "1",
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Our client's processes.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON there as well.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+) -> None:
+    """Measure this client's own error and cost against a server whose writes are timed."""
+    loads, carried = parse_counts("--streams", streams), parse_counts("--tokens", tokens)
+    from harness.calibrate import Calibration, print_report
+    from harness.calibrate import calibrate as do_calibrate
+    from harness.load.script import Script
+    from harness.measure.store import to_json
+
+    script = Script(first_ms=first_ms, gap_ms=gap_ms, chunks=chunks, tokens=carried)
+    asked = Calibration(
+        streams=loads,
+        requests_per_stream=requests_per_stream,
+        rounds=rounds,
+        workers=workers,
+        script=script,
+    )
+    result = do_calibrate(asked, lambda line: print(line, file=sys.stderr, flush=True))
+    if out is not None:
+        out.write_bytes(to_json(result))
+    if as_json:
+        sys.stdout.write(to_json(result).decode())
+    else:
+        print_report(result)
+    sys.stdout.flush()
+    for line in result.failures:
+        complain(f"the client is off: {line}")
+    raise typer.Exit(4 if result.failures else 0)
+
+
 @engines_app.command("list")
 def engines_list() -> None:
     """Name the engines and the environments that they are started in."""
@@ -191,6 +240,14 @@ def parse_variants(text: str | None) -> tuple[Any, ...] | None:
     if wrong or not words:
         raise UsageError(f"--variants {text}: give baseline, speculative, or both with a comma")
     return words
+
+
+def parse_counts(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers above 0 with commas between them. Raises `UsageError`."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(w.isdecimal() and 0 < int(w) <= 100_000 for w in words):
+        raise UsageError(f"{option} {text}: give whole numbers from 1 on, such as 50,200")
+    return tuple(int(word) for word in words)
 
 
 def parse_urls(items: list[str]) -> dict[str, str]:
