@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from harness.load.slices import Tally
     from rich.progress import Progress as RichProgress
+
+    from harness.load.slices import Tally
 
 QUIET_S = 10.0
 """A plain log says at least this often that it is alive."""

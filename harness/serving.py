@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from engines.base import Adapter, EngineFailed
 from engines.process import EngineProcess
 from harness.load.client import Asking, ReadAcceptance
+from harness.load.connection import describe
 from harness.load.datasets import Prompt
 from harness.load.drive import drive
 from harness.load.origin import Origin
-from harness.load.connection import describe
 from harness.measure.metrics import from_histogram
 from harness.plan.schema import Length, Plan
 from harness.prepare import Prepared, api_key, served_name

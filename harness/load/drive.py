@@ -6,6 +6,7 @@ In each a client, an executor and a watch on the engine share an event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import subprocess
@@ -21,8 +22,8 @@ import msgspec
 
 from harness.errors import HarnessError, one_line
 from harness.load.client import Asking, Client, ReadAcceptance, with_acceptance
-from harness.load.datasets import Prompt
 from harness.load.conversations import Share
+from harness.load.datasets import Prompt
 from harness.load.executors import Stop, execute
 from harness.load.fidelity import CpuClock, LagSampler, few_collections
 from harness.load.slices import Board, Slice, Tally, Yield, read_yield, write
@@ -231,19 +232,15 @@ def _check(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
 
 def _order(process: subprocess.Popen[bytes], reason: str) -> None:
     assert process.stdin is not None
-    try:
+    with contextlib.suppress(OSError):  # it has ended already
         process.stdin.write(one_line(reason).encode() + b"\n")
         process.stdin.flush()
-    except OSError:
-        pass  # it has ended already
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
-    try:
+    with contextlib.suppress(OSError):
         process.stdin.close()
-    except OSError:
-        pass
     if process.poll() is None:
         process.kill()
     process.wait()

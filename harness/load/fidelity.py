@@ -71,7 +71,7 @@ def _rank(ascending: list[int], share: float) -> float | None:
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """What lives already is left alone by the collector, which comes by rarely: it stops the loop."""
+    """The collector leaves what lives already alone and comes by rarely: it stops the loop."""
     thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()

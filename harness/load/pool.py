@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from time import perf_counter_ns
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 from harness.errors import UsageError
 from harness.load.connection import Connection, ExchangeError, Intake, describe
@@ -53,7 +53,7 @@ def proxy_for(scheme: str, host: str, wanted: str | None) -> Proxy | None:
     """
     if wanted:
         return Proxy.parse(wanted, "client.proxy")
-    if is_loopback(host) or proxy_bypass_environment(host):
+    if is_loopback(host) or proxy_bypass(host):
         return None
     said = getproxies_environment()
     url = said.get(scheme) or said.get("all")

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from harness.load.client import Asking
-from harness.load.datasets import Prompt
 from harness.load.conversations import Share
+from harness.load.datasets import Prompt
 from harness.records import ClientFigures, LoadPoint, RequestRecord
 
 
