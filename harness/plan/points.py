@@ -149,8 +149,8 @@ def _check_points(points: list[LoadPoint]) -> None:
     for point, label in zip(points, labels, strict=True):
         if labels.count(label) > 1:
             key = "concurrency" if point.mode == "closed" else "request_rate"
-            value = label[1:].partition("-")[0]
-            raise UsageError(f"load.{key}: {value} is given twice; give each load point once")
+            value = getattr(point, key)
+            raise UsageError(f"load.{key}: {value:g} is given twice; give each load point once")
         due = (point.request_rate or 0.0) * (point.duration_s or 0.0)
         if due > MOST_REQUESTS:
             raise UsageError(
