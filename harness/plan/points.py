@@ -91,7 +91,10 @@ def _arrivals(load: LoadSection) -> list[dict[str, Any]]:
 def _check_limits(load: LoadSection) -> None:
     given = [name for name in LIMITS if getattr(load, name) is not None]
     if len(given) > 1:
-        raise UsageError(f"load: give {given[0]} or {given[1]}, not both")
+        raise UsageError(
+            f"load: give {given[0]} or {given[1]}, not both; "
+            f"--set load.{given[0]}=none takes a profile's away"
+        )
     if load.arrival == "burst" and given and given != ["num_requests"]:
         raise UsageError(
             f"load.arrival=burst with load.{given[0]}: a burst is a number of requests at once; "

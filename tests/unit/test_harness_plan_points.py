@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,24 @@ def test_a_schedule_can_be_set_on_the_command_line() -> None:
     plan = build(read_profile("attach"), "openai", sets)
     (point,) = load_points(plan.load)
     assert point.schedule == ((10.0, 2.0, 2.0), (5.0, 2.0, 8.0))
+
+
+DOCS = Path(__file__).parents[2] / "docs" / "load.md"
+COMMANDS = [line for line in DOCS.read_text().splitlines() if line.startswith("python -m harness")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_documented_commands_give_load_points(command: str, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    sets = [b for a, b in itertools.pairwise(words) if a == "--set"]
+    (tmp_path / "trace.jsonl").write_text("")
+    sets = [s.replace("trace.jsonl", str(tmp_path / "trace.jsonl")) for s in sets]
+    assert load_points(build(read_profile("attach"), "openai", sets).load)
+
+
+def test_every_key_that_makes_load_points_is_documented() -> None:
+    keys = set(LoadPoint.__struct_fields__) - {"mode"}
+    assert keys <= set(re.findall(r"load\.([a-z_]+)=", "\n".join(COMMANDS)))
 
 
 @given(
