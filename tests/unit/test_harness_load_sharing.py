@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.load.alarm import Alarm
-from harness.load.arrivals import offsets
+from harness.load.arrivals import offsets, think_times
 from harness.load.conversations import Conversations, Share
 from harness.load.datasets import Prompt
 from harness.load.executors import Stop, execute
@@ -218,13 +218,17 @@ def test_a_failed_turn_ends_its_conversation() -> None:
     ]  # fmt: skip
 
 
-def test_think_time_passes_before_a_senders_next_request() -> None:
-    load = LoadPoint(mode="closed", concurrency=2, num_requests=8, think_time_s=0.03)
-    records = run(Server(0.002), load)
+@pytest.mark.parametrize("kind", [None, "constant", "exponential"])
+def test_think_time_passes_before_a_senders_next_request(kind: Any) -> None:
+    load = LoadPoint(
+        mode="closed", concurrency=1, num_requests=8, think_time_s=0.01, think_time=kind
+    )
+    records = run(Server(0.001), load)
+    wanted = think_times(kind, 0.01, seed=1)
     assert len(records) == 8
-    for mine in records[2:]:  # two have ended by then, and the earlier has been thought about
-        ends = sorted(r.end_ns for r in records if r.end_ns < mine.sent_ns)  # type: ignore
-        assert mine.sent_ns - ends[0] >= 30e6  # type: ignore[operator]
+    for before, after in itertools.pairwise(records):
+        thought_s = (after.sent_ns - before.end_ns) / 1e9  # type: ignore[operator]
+        assert thought_s >= wanted[before.index % len(wanted)]
 
 
 def test_think_time_passes_between_the_turns_of_an_open_loop() -> None:
@@ -232,18 +236,6 @@ def test_think_time_passes_between_the_turns_of_an_open_loop() -> None:
     records = run(Server(), load, [talk("a", 3)])
     for before, after in itertools.pairwise(records):
         assert after.sent_ns - before.end_ns >= 20e6  # type: ignore[operator]
-
-
-def test_exponential_think_times_differ_by_request() -> None:
-    load = LoadPoint(
-        mode="closed", concurrency=1, num_requests=6, think_time_s=0.01, think_time="exponential"
-    )
-    records = run(Server(), load)
-    thought = [
-        round((b.sent_ns - a.end_ns) / 1e6)  # type: ignore[operator]
-        for a, b in itertools.pairwise(records)
-    ]
-    assert len(set(thought)) > 2
 
 
 def test_a_rate_cap_spaces_the_sends_of_all_workers() -> None:
@@ -273,7 +265,7 @@ def test_a_rate_cap_spaces_the_sends_of_all_workers() -> None:
 
 
 def test_arrivals_beyond_max_concurrency_are_dropped_and_recorded() -> None:
-    server = Server(0.05)
+    server = Server(0.2)
     load = LoadPoint(mode="open", arrival="burst", num_requests=10, max_concurrency=4)
     records = run(server, load)
     assert server.most == len(server.asked) == 4
@@ -288,7 +280,7 @@ def test_arrivals_beyond_max_concurrency_are_dropped_and_recorded() -> None:
 
 def test_a_conversation_keeps_its_place_until_it_ends() -> None:
     load = LoadPoint(
-        mode="open", arrival="burst", num_requests=6, max_concurrency=1, think_time_s=0.01
+        mode="open", arrival="burst", num_requests=6, max_concurrency=1, think_time_s=0.05
     )
     records = run(Server(), load, [talk("a", 3), talk("b", 3)])
     assert [(r.index, r.status) for r in records] == [
@@ -296,21 +288,20 @@ def test_a_conversation_keeps_its_place_until_it_ends() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "load",
-    [
-        LoadPoint(mode="closed", concurrency=3, num_output_tokens=100),
-        LoadPoint(mode="open", request_rate=500.0, num_output_tokens=100),
-    ],
-)
-def test_a_load_ends_at_its_output_tokens(load: LoadPoint) -> None:
+def test_a_closed_loop_ends_at_its_output_tokens() -> None:
+    load = LoadPoint(mode="closed", concurrency=3, num_output_tokens=100)
     records = run(Server(0.002, tokens=10), load)
-    total = sum(r.output_tokens or 0 for r in records)
-    assert 100 <= total <= 100 + 10 * 10  # what was under way is answered whole
+    assert 10 <= len(records) <= 12  # what was under way is answered whole
     halves = [
         run(Server(0.002, tokens=10), load, share=Share(worker=w, workers=2)) for w in range(2)
     ]
-    assert all(5 <= len(half) <= 15 for half in halves)
+    assert [5 <= len(half) <= 6 for half in halves] == [True, True]
+
+
+def test_an_open_loop_ends_at_its_output_tokens() -> None:
+    load = LoadPoint(mode="open", request_rate=500.0, num_output_tokens=100)
+    records = run(Server(0.002, tokens=10), load)
+    assert 10 <= len(records) < 500
 
 
 def test_a_server_without_token_counts_cannot_end_at_tokens() -> None:
@@ -329,12 +320,9 @@ def test_nothing_begins_after_the_duration() -> None:
     records = run(Server(), load)
     assert len(records) == 3  # nobody sits out a think time that ends too late
     assert perf_counter_ns() - begun < 30e9
-    turns = run(
-        Server(0.03), LoadPoint(mode="closed", concurrency=1, duration_s=0.1), [talk("a", 99)]
-    )
-    first = turns[0].sent_ns
-    assert first is not None
-    assert all(r.sent_ns - first < 0.101e9 for r in turns)  # type: ignore[operator]
+    load = LoadPoint(mode="closed", concurrency=1, duration_s=0.1)
+    turns = run(Server(0.03), load, [talk("a", 99)])
+    assert 1 <= len(turns) <= 4  # the fifth turn would begin after 120 ms
 
 
 def test_due_times_count_from_the_common_start() -> None:
