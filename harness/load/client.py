@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
@@ -154,8 +153,7 @@ class Client:
             body = msgspec.json.encode(request_body(self._asking, prompt, index))
             async with asyncio.timeout(self._asking.timeout_s):
                 await self._transport.exchange(self._template, body, exchange)
-            with contextlib.suppress(asyncio.CancelledError):  # the answer is whole already
-                await self._turnstile.enter()
+            await self._turnstile.enter()
         except TimeoutError:
             failure = f"no whole answer within {self._asking.timeout_s:g} s (load.timeout_s)"
         except httpx.TransportError as error:
@@ -164,7 +162,8 @@ class Client:
             # The executor cancels with a reason; without one the whole run is being stopped.
             if not cancelled.args:
                 raise
-            failure = str(cancelled.args[0])
+            if exchange.end_ns is None:
+                failure = str(cancelled.args[0])
         return reader.answer(failure), exchange
 
     def _record(
