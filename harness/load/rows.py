@@ -145,7 +145,10 @@ def _token_ids(value: Any, where: str, name: str) -> tuple[int, ...]:
 
 
 def _messages(messages: Any, where: str, name: str) -> tuple[dict[str, Any], ...]:
-    """The messages up to the last one that is not the assistant's: what is to be answered."""
+    """The messages up to the last one that is not the assistant's: what is to be answered.
+
+    A file for fine-tuning ends each row with the answer, which is not asked.
+    """
     good = isinstance(messages, list) and all(
         isinstance(m, dict) and "role" in m and "content" in m for m in messages
     )
@@ -161,9 +164,7 @@ def _messages(messages: Any, where: str, name: str) -> tuple[dict[str, Any], ...
     end = len(messages)
     while end and messages[end - 1]["role"] == "assistant":
         end -= 1
-    if not end:
-        raise UsageError(f"{where}: {name} holds nothing but the assistant's own words")
-    return tuple(messages[:end])
+    return tuple(messages[:end] or messages)
 
 
 def _sharegpt(conversation: Any, where: str, how: Reading) -> Content | None:

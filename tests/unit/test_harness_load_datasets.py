@@ -273,7 +273,6 @@ def test_tables_are_read_by_their_column(tmp_path: Path) -> None:
         ("p.jsonl", b'{"prompt": [1, -1]}', "line 1: 'prompt' is a list of token ids"),
         ("p.jsonl", b'{"prompt": "a", "max_tokens": 0}', "line 1: 'max_tokens'"),
         ("p.jsonl", b'{"prompt": "a", "sampling": 1}', "line 1: 'sampling'"),
-        ("p.jsonl", b'{"messages": [{"role": "assistant", "content": "a"}]}', "nothing but"),
         ("p.txt", b" \n\n", "holds no prompt"),
     ],
 )
