@@ -91,6 +91,7 @@ def load_prompts(
     prompts = limited(prompts, workload, seed)
     if workload.chat_template == "client":
         prompts = [templated(prompt, workload, tokens) for prompt in prompts]
+    _check_endpoint(prompts, workload)
     if context is not None and tokenizer is not None:
         check_context(prompts, workload, tokens, context)
     return prompts
@@ -110,6 +111,15 @@ def check_workload(workload: WorkloadSection, context: int | None = None) -> Non
         )
     if workload.dataset in MADE:
         check_made(workload, context)
+
+
+def _check_endpoint(prompts: list[Prompt], workload: WorkloadSection) -> None:
+    ids = next((p.id for p in prompts if p.token_ids is not None), None)
+    if workload.endpoint == "chat" and ids is not None:
+        raise UsageError(
+            f"workload.endpoint=chat: prompt '{ids}' is a list of token ids, which no chat takes; "
+            "use workload.endpoint=completions"
+        )
 
 
 def _read(workload: WorkloadSection, demo_prompts: Path | None) -> list[Prompt]:

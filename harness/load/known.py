@@ -30,7 +30,9 @@ def _on_hub(name: str, hub: str, **more: Any) -> KnownSet:
 
 
 SHAREGPT_FILE = "ShareGPT_V3_unfiltered_cleaned_split.json"
-SPEC_BENCH = "https://github.com/hemingkx/Spec-Bench/blob/main/data/spec_bench/question.jsonl"
+SPEC_BENCH = (
+    "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
+)
 
 KNOWN = (
     _on_hub(

@@ -137,7 +137,8 @@ def test_what_a_row_says_of_its_request_is_kept(tmp_path: Path) -> None:
             {"custom_id": "r", "body": {"model": "m", "messages": [
                 {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
             ], "max_completion_tokens": 7, "top_p": 0.9}},
-        )
+        ),
+        endpoint="completions",
     )  # fmt: skip
     assert (first.token_ids, first.max_tokens) == ((3, 4), 9)
     assert first.sampling == {"temperature": 0.5, "seed": 4}
@@ -318,7 +319,7 @@ def test_any_row_is_a_prompt_or_names_its_line(
 ) -> None:
     path = write(tmp_path_factory.getbasetemp() / "row.jsonl", row)
     try:
-        [prompt] = load(path, multi_turn=multi_turn)
+        [prompt] = load(path, multi_turn=multi_turn, endpoint="completions")
     except UsageError as error:
         assert str(path) in str(error)
         return
@@ -427,6 +428,13 @@ def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UsageError, match=r"tokenizer\.json: not a tokenizer"):
         load("synthetic", input_tokens=4, tokenizer=tmp_path)
+
+
+def test_a_chat_takes_no_token_ids(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", {"prompt": [1, 2]})
+    assert load(path, endpoint="completions")[0].token_ids == (1, 2)
+    with pytest.raises(UsageError, match="'p-1' is a list of token ids"):
+        load(path)
 
 
 def test_which_workloads_need_the_tokenizer() -> None:

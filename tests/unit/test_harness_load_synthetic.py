@@ -102,6 +102,22 @@ def test_random_tokens_are_no_special_ones_and_differ(targets: dict[str, Path]) 
     assert len(asked) > 500
 
 
+@pytest.mark.parametrize("dataset", ["synthetic", "random"])
+def test_a_tokenizer_without_a_tokenizer_json_is_read_too(tmp_path: Path, dataset: str) -> None:
+    config = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    for endpoint in ("chat", "completions"):
+        prompts = made(
+            tmp_path, dataset=dataset, endpoint=endpoint, input_tokens=37, num_prompts=4,
+            prefix_tokens=9,
+        )  # fmt: skip
+        if endpoint == "chat":  # a token a byte
+            assert {len((p.text or "").encode()) for p in prompts} == {37}
+        else:
+            assert {len(p.token_ids or ()) for p in prompts} == {37}
+            assert all(3 <= i < 259 for p in prompts for i in p.token_ids or ())
+
+
 def test_the_seed_decides_what_is_made(targets: dict[str, Path]) -> None:
     def texts(seed: int) -> list[str | None]:
         plan = {"dataset": "synthetic", "input_tokens": 20, "num_prompts": 4}
