@@ -118,27 +118,48 @@ def _chat(prompt: Prompt) -> list[dict[str, Any]]:
     return [{"role": "user", "content": prompt.text}]
 
 
-def check_context(
+def fitting(
     prompts: list[Prompt], workload: WorkloadSection, tokens: TargetTokenizer, context: int
-) -> None:
-    """Raise `UsageError` for the first prompt that leaves no room for an answer."""
+) -> list[Prompt]:
+    """The prompts, each of which leaves room for an answer in the context.
+
+    Of the built-in set, which fits every use, those too long are left out; in any other they are a
+    mistake. Raises `UsageError`. Without a tokenizer that can be read nothing is told.
+    """
+    kept: list[Prompt] = []
     for prompt in prompts:
-        if prompt.token_ids is not None:
-            length = len(prompt.token_ids)
-        else:
-            text = said_texts(prompt)
-            # A token is a byte or more, but for what the template adds: most need no counting.
-            if len(text.encode()) + TEMPLATE_TOKENS < context:
-                continue
-            length = tokens.count(text)
-        if length >= context:
-            way_out = (
-                "lower workload.input_tokens"
-                if workload.dataset in ("synthetic", "random")
-                else f"leave such prompts out with workload.max_input_tokens={max(1, context // 2)}"
-            )
-            raise UsageError(
-                f"workload.dataset={workload.dataset[:200]}: prompt '{prompt.id}' has {length} "
-                f"tokens, but the context is {context} with room for an answer; {way_out}, "
-                "or raise engine.max_model_len"
-            )
+        length = _length_near(prompt, tokens, context)
+        if length is None or length < context:
+            kept.append(prompt)
+        elif workload.dataset != "builtin":
+            raise UsageError(_too_long(prompt, length, workload, context))
+    if not kept:
+        raise UsageError(f"workload.dataset=builtin: no prompt fits the context of {context}")
+    return kept
+
+
+def _length_near(prompt: Prompt, tokens: TargetTokenizer, context: int) -> int | None:
+    """The prompt's length where it may reach the context; None where it is surely shorter."""
+    if prompt.token_ids is not None:
+        return len(prompt.token_ids)
+    text = said_texts(prompt)
+    # A token is a byte or more, but for what the template adds: most need no counting.
+    if len(text.encode()) + TEMPLATE_TOKENS < context:
+        return None
+    try:
+        return tokens.count(text)
+    except UsageError:
+        return None
+
+
+def _too_long(prompt: Prompt, length: int, workload: WorkloadSection, context: int) -> str:
+    way_out = (
+        "lower workload.input_tokens"
+        if workload.dataset in ("synthetic", "random")
+        else f"leave such prompts out with workload.max_input_tokens={max(1, context // 2)}"
+    )
+    return (
+        f"workload.dataset={workload.dataset[:200]}: prompt '{prompt.id}' has {length} tokens, "
+        f"but the context is {context} with room for an answer; {way_out}, or raise "
+        "engine.max_model_len"
+    )

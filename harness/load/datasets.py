@@ -14,7 +14,7 @@ import msgspec
 
 from harness.errors import UsageError
 from harness.load.choose import (
-    check_context,
+    fitting,
     limited,
     of_categories,
     of_lengths,
@@ -59,7 +59,8 @@ class Allotment(msgspec.Struct, frozen=True, kw_only=True):
 def needs_tokenizer(workload: WorkloadSection) -> bool:
     """Whether the prompts cannot be had without the target's tokenizer."""
     counted = workload.min_input_tokens is not None or workload.max_input_tokens is not None
-    return workload.dataset in MADE or counted or workload.chat_template == "client"
+    made = workload.dataset in MADE or _trace_lengths(workload) is not None
+    return made or counted or workload.chat_template == "client"
 
 
 def load_prompts(
@@ -93,7 +94,7 @@ def load_prompts(
         prompts = [templated(prompt, workload, tokens) for prompt in prompts]
     _check_endpoint(prompts, workload)
     if context is not None and tokenizer is not None:
-        check_context(prompts, workload, tokens, context)
+        prompts = fitting(prompts, workload, tokens, context)
     return prompts
 
 

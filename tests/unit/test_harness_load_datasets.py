@@ -381,6 +381,14 @@ def test_a_prompt_beyond_the_context_is_told(tmp_path: Path, target: Path) -> No
     assert len(load(path, tokenizer=target, context=101)) == 2
     assert len(load(path, tokenizer=target, context=100, max_input_tokens=50)) == 1
     assert len(load(path, context=100)) == 2, "without a tokenizer nothing can be told"
+    assert len(load(path, context=100, tokenizer=tmp_path)) == 2
+
+
+def test_of_the_built_in_set_what_is_too_long_is_left_out(target: Path) -> None:
+    everything = load("builtin")
+    short = load("builtin", tokenizer=target, context=1000)
+    assert 0 < len(short) < len(everything)
+    assert {p.id for p in short} < {p.id for p in everything}
 
 
 def test_a_distribution_gives_each_prompt_its_limit(tmp_path: Path) -> None:
@@ -437,10 +445,14 @@ def test_a_chat_takes_no_token_ids(tmp_path: Path) -> None:
         load(path)
 
 
-def test_which_workloads_need_the_tokenizer() -> None:
+def test_which_workloads_need_the_tokenizer(tmp_path: Path) -> None:
     assert not needs_tokenizer(WorkloadSection())
     assert needs_tokenizer(WorkloadSection(dataset="random"))
     assert needs_tokenizer(WorkloadSection(max_input_tokens=5))
+    trace = write(tmp_path / "t.jsonl", {"timestamp": 0, "input_length": 5})
+    assert needs_tokenizer(WorkloadSection(dataset=str(trace)))
+    plain = write(tmp_path / "p.jsonl", {"prompt": "a"})
+    assert not needs_tokenizer(WorkloadSection(dataset=str(plain)))
 
 
 def fake_hub(monkeypatch: pytest.MonkeyPatch, answer: Any) -> list[Any]:
@@ -474,7 +486,7 @@ def test_a_set_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match="pip install datasets"):
         load("mt_bench")
-    with pytest.raises(UsageError, match=r"lies on no hub; fetch https://github"):
+    with pytest.raises(UsageError, match=r"lies on no hub; fetch https://raw"):
         load("spec-bench")
 
 
