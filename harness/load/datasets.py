@@ -26,7 +26,7 @@ from harness.load.correct import is_correct
 from harness.load.known import KNOWN, fetch_prompts, known_set
 from harness.load.lengths import check_length
 from harness.load.prompt import Prompt
-from harness.load.readers import read_prompts, set_file
+from harness.load.readers import LINES, read_prompts, set_file
 from harness.load.rows import Reading
 from harness.load.synthetic import check_made, make_of_lengths, make_prompts
 from harness.load.tokens import TargetTokenizer
@@ -162,7 +162,10 @@ def read_jsonl(path: Path) -> list[Prompt]:
 
 
 def _trace_lengths(workload: WorkloadSection) -> list[tuple[int, int | None]] | None:
-    path = None if workload.dataset in NAMED else _existing(workload.dataset)
+    """The lengths where the data set is a trace, which is JSON Lines without prompts."""
+    if workload.dataset in NAMED or not workload.dataset.lower().endswith(LINES):
+        return None
+    path = _existing(workload.dataset)
     return None if path is None or not path.is_file() else read_lengths(path)
 
 
