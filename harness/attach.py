@@ -46,7 +46,7 @@ def prepare_attached(request: Request, name: str) -> Prepared:
             f"--url: the servers serve different models ({told}); set target.served_name"
         )
     pair = demo_pair(plan) if plan.workload.dataset == "demo" else None
-    prompts = prompts_for(plan, pair)
+    prompts = prompts_for(plan, pair, attached=True)
     label: str | None = None
     if "" in roots:
         given = request.variants[0] if request.variants and len(request.variants) == 1 else None

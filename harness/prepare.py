@@ -23,7 +23,9 @@ from engines.catalog import adapter as adapter_named
 from engines.process import check_port, free_port
 from harness.errors import EngineFailure, UsageError
 from harness.load.client import check_prompts
-from harness.load.datasets import Prompt, load_prompts
+from harness.load.datasets import MADE, Prompt, check_workload, load_prompts, needs_tokenizer
+from harness.load.synthetic import DEFAULT_PROMPTS
+from harness.load.trace import Trace, read_trace
 from harness.plan.expand import expand, load_points
 from harness.plan.load import FOR_ENGINE, Source, build, parse_set, put, read_profile
 from harness.plan.schema import Plan
@@ -31,6 +33,9 @@ from harness.records import VARIANTS, Cell, Variant
 
 LONGEST_CONTEXT = 4096
 """`engine.max_model_len` where the plan says none: the model's own, at most this."""
+
+MOST_MADE = 10_000
+"""Made prompts of a plan that says no `workload.num_prompts`; then they come again."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,8 +131,7 @@ def prepare(request: Request, name: str) -> Prepared:
         )
     if plan.engine.port is not None:
         check_port("127.0.0.1", plan.engine.port)
-    if plan.workload.dataset != "demo":
-        prompts_for(plan, None)
+    prompts = _early_prompts(plan)
     if needs_pair(plan):
         check_engine(adapter, plan)
     pair = demo_pair(plan) if needs_pair(plan) else None
@@ -141,7 +145,8 @@ def prepare(request: Request, name: str) -> Prepared:
         if "speculative" in variants
         else None,
         urls={},
-        prompts=prompts_for(plan, pair),
+        # With a pair once more: only now the context that they must fit is known.
+        prompts=prompts_for(plan, pair) if prompts is None or pair is not None else prompts,
         cells=expand(plan, name, variants, attached=False),
     )
     _check_served(prepared, variants)
@@ -176,13 +181,64 @@ def _path(given: str | None, pair: Path | None, part: str) -> Path:
     return pair / part
 
 
-def prompts_for(plan: Plan, pair: Path | None) -> list[Prompt]:
-    """The plan's prompts. Raises `UsageError` where they cannot be read or asked."""
+def _early_prompts(plan: Plan) -> list[Prompt] | None:
+    """The prompts, before anything is made; None where the demo pair holds what they need.
+
+    Raises `UsageError` where they cannot be read or asked.
+    """
+    workload = plan.workload
+    made = replayed(plan) is not None or needs_tokenizer(workload)
+    if workload.dataset == "demo" or (plan.target.path is None and made):
+        check_workload(workload, plan.engine.max_model_len)
+        return None
+    return prompts_for(plan, None)
+
+
+def prompts_for(plan: Plan, pair: Path | None, *, attached: bool = False) -> list[Prompt]:
+    """The plan's prompts. Raises `UsageError` where they cannot be read or asked.
+
+    `attached`: the server runs already, and its context is known only where the plan says it.
+    """
+    target = _path(plan.target.path, pair, "target") if plan.target.path or pair else None
+    workload = plan.workload
+    if workload.dataset in MADE and workload.num_prompts is None:
+        workload = msgspec.structs.replace(workload, num_prompts=_asked(plan))
     prompts = load_prompts(
-        plan.workload.dataset, demo_prompts=None if pair is None else pair / "prompts.jsonl"
+        workload,
+        demo_prompts=None if pair is None else pair / "prompts.jsonl",
+        tokenizer=target,
+        seed=plan.seed,
+        context=plan.engine.max_model_len if attached else _context(plan, target),
+        trust_remote_code=plan.engine.trust_remote_code,
+        replay=replayed(plan),
     )
     check_prompts(plan.workload.endpoint, prompts)
     return prompts
+
+
+def replayed(plan: Plan) -> Trace | None:
+    """The trace that gives the prompts too. Raises `UsageError` where it cannot be read.
+
+    A trace of times alone leaves the prompts to the data set.
+    """
+    if plan.load.trace is None:
+        return None
+    trace = read_trace(plan.load.trace)
+    says = trace.prompts() is not None or trace.rows[0].input_tokens is not None
+    return trace if says else None
+
+
+def _asked(plan: Plan) -> int:
+    """How many prompts one start asks, so that as many are made and none is asked twice."""
+    each = sum(load.num_requests or DEFAULT_PROMPTS for load in load_points(plan.load))
+    return min(MOST_MADE, each * plan.compare.blocks + plan.load.warmup_requests)
+
+
+def _context(plan: Plan, target: Path | None) -> int | None:
+    """The context a launched engine is given; None where the target is still to be made."""
+    if plan.engine.max_model_len is not None or target is None:
+        return plan.engine.max_model_len
+    return context_of(target) if (target / "config.json").is_file() else None
 
 
 def _check_served(prepared: Prepared, variants: tuple[Variant, ...]) -> None:

@@ -173,6 +173,7 @@ def run_cautions(
         found.append(_few_turns(run, engine))
         found.append(_few_requests(run, engine))
         found.append(_repeated_prompts(run, engine))
+        found.append(_made_prompts(run, engine))
         found.append(_cut(run, engine))
         found.append(_diverged(run, engine, integrity))
         found.append(_accuracy(run, engine))
@@ -220,7 +221,8 @@ def _repeated_prompts(run: RunData, engine: str) -> Caution | None:
         asked: Counter[str] = Counter()
         for data in run.select(engine, turn[0]):
             if data.cell.repeat == turn[1]:
-                asked.update(r.prompt_id for r in data.records)
+                # The turns of a conversation share its id: it came again where its first turn did.
+                asked.update(r.prompt_id for r in data.records if r.turn == 0)
         if asked and max(asked.values()) > 1:
             return Caution(
                 code="prompts_repeat",
@@ -228,6 +230,18 @@ def _repeated_prompts(run: RunData, engine: str) -> Caution | None:
                 advice="A prefix cache answers them faster; give more prompts or fewer requests.",
             )
     return None
+
+
+def _made_prompts(run: RunData, engine: str) -> Caution | None:
+    dataset = run.plan(engine)["workload"]["dataset"]
+    if dataset not in ("random", "synthetic") or not run.select(engine, "speculative"):
+        return None
+    what = "random tokens" if dataset == "random" else "words in no order"
+    return Caution(
+        code=f"{dataset}_prompts",
+        text=f"{engine}: the prompts are {what}, and acceptance on such prompts means nothing",
+        advice="They show what load does; judge a drafter, and its speed, on prompts like yours.",
+    )
 
 
 def _cut(run: RunData, engine: str) -> Caution | None:

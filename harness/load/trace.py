@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from harness.errors import UsageError, one_line
-from harness.load.datasets import Prompt
+from harness.load.prompt import Prompt
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 MOONCAKE = ("input_length", "output_length", "hash_ids")
@@ -61,8 +61,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
                 messages=row.messages,
                 max_tokens=row.output_tokens,
                 input_tokens=row.input_tokens,
+                position=place,
             )
-            for row in self.rows
+            for place, row in enumerate(self.rows)
         ]
 
 
@@ -81,10 +82,22 @@ class _Mooncake(msgspec.Struct, frozen=True, kw_only=True):
     hash_ids: tuple[int, ...] | None = None
 
 
-def read_trace(path: str | Path) -> Trace:
+def looks_like_trace(path: Path) -> bool:
+    """Whether the file's first line has a timestamp and a length and no prompt."""
+    try:
+        with path.open("rb") as file:
+            first = msgspec.json.decode(next((line for line in file if line.strip()), b""))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    if not isinstance(first, dict) or {"messages", "prompt"} & first.keys():
+        return False
+    return "timestamp" in first and bool({"input_length", "input_tokens"} & first.keys())
+
+
+def read_trace(path: str | Path, key: str = "load.trace") -> Trace:
     """Read a trace. Lines out of the order of time are sorted by it.
 
-    Raises `UsageError` naming the line that is wrong.
+    Raises `UsageError` naming `key` of the plan and the line that is wrong.
     """
     rows: list[TraceRow] = []
     kind: type[_Own | _Mooncake] | None = None
@@ -93,16 +106,16 @@ def read_trace(path: str | Path) -> Trace:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
-                where = f"load.trace: {path}, line {number}"
+                where = f"{key}: {path}, line {number}"
                 kind = kind or _kind(line, where)
                 rows.append(_row(line, kind, number, where))
                 if len(rows) > MOST_LINES:
-                    raise UsageError(f"load.trace: {path}: more than {MOST_LINES} requests; cut it")
+                    raise UsageError(f"{key}: {path}: more than {MOST_LINES} requests; cut it")
     except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"load.trace: {path}: cannot be read: {one_line(str(error))}") from None
+        raise UsageError(f"{key}: {path}: cannot be read: {one_line(str(error))}") from None
     if not rows:
-        raise UsageError(f"load.trace: {path}: holds no request")
-    _check_alike(rows, path)
+        raise UsageError(f"{key}: {path}: holds no request")
+    _check_alike(rows, path, key)
     rows.sort(key=lambda row: row.offset_s)
     began = rows[0].offset_s
     return Trace(
@@ -161,11 +174,11 @@ def _check_asked(said: _Own, where: str) -> None:
         raise UsageError(f"{where}: 'messages' is a list of objects with 'role' and 'content'")
 
 
-def _check_alike(rows: list[TraceRow], path: str | Path) -> None:
+def _check_alike(rows: list[TraceRow], path: str | Path, key: str) -> None:
     """Raise `UsageError` where some lines say what was asked and others do not."""
     asks = [row.prompt is not None or row.messages is not None for row in rows]
     if any(asks) and not all(asks):
         row = rows[asks.index(not asks[0])]
         raise UsageError(
-            f"load.trace: {path}, line {row.line}: a prompt in every line or in none is wanted"
+            f"{key}: {path}, line {row.line}: a prompt in every line or in none is wanted"
         )

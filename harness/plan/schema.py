@@ -137,6 +137,8 @@ class WorkloadSection(Section, frozen=True, kw_only=True):
     `prefix_*` keys: synthetic and random prompts, exact in the target's tokens; a share
     `prefix_reuse` of them begins with one of `prefix_groups` common prefixes of `prefix_tokens`.
     `column`, `subset`, `split`: where the prompts lie in a table or on a hub.
+    `multi_turn`: whether a conversation's later turns are asked too; None: those of question files
+    (MT-Bench and the like) are, those of ShareGPT are not.
     `chat_template`: applied by the server, or here (completions only).
     """
 
@@ -155,6 +157,7 @@ class WorkloadSection(Section, frozen=True, kw_only=True):
     min_input_tokens: Positive | None = None
     max_input_tokens: Positive | None = None
     categories: tuple[str, ...] | None = None
+    multi_turn: bool | None = None
     chat_template: Literal["server", "client"] = "server"
     chat_template_kwargs: dict[str, Any] = {}
 

@@ -59,7 +59,7 @@ def mistakes(tmp_path: Path) -> list[tuple[list[str], str]]:
         (["run", "--variants", "baseline", "--set", "target.path=/no/such"], "no such folder"),
         (["run", "--set", "drafter.path=/no/drafter"], "/no/drafter: no such folder"),
         (["run", "--set", "workload.dataset=no.jsonl"], "no such file"),
-        (["run", "--set", "workload.dataset=random"], "no generated prompts"),
+        (["run", "--set", "workload.dataset=random"], "workload.input_tokens=512"),
         (["run", "--set", "load.num_requests=1", "--set", "load.duration_s=1"], "not both"),
         (["run", "--nonsense"], "--nonsense"),
         (["report", str(tmp_path)], "not a run's folder"),

@@ -20,6 +20,7 @@ from harness.plan.schema import (
     LoadSection,
     Plan,
     SamplingSection,
+    WorkloadSection,
 )
 from harness.records import ClientFigures, DraftCounts, LaunchRecord, Summary, Timeline
 
@@ -265,6 +266,24 @@ def test_repeated_prompts_and_cut_answers_are_told() -> None:
     assert {"prompts_repeat", "answers_cut", "few_samples"} <= codes(
         summarise(run_of([cell("baseline", 0, again)]))
     )
+
+
+def test_the_turns_of_one_conversation_are_no_repeat() -> None:
+    turns = [request(index=i, prompt_id="same", conversation="same", turn=i) for i in range(3)]
+    assert "prompts_repeat" not in codes(summarise(run_of([cell("baseline", 0, turns)])))
+    again = [request(index=i, prompt_id="same", conversation="same", turn=0) for i in range(2)]
+    assert "prompts_repeat" in codes(summarise(run_of([cell("baseline", 0, again)])))
+
+
+@pytest.mark.parametrize("dataset", ["random", "synthetic"])
+def test_acceptance_on_made_prompts_is_told_to_mean_nothing(dataset: str) -> None:
+    plan = Plan(workload=WorkloadSection(dataset=dataset, input_tokens=8))
+    speculative = cell("speculative", 0, scaled(1.0), counted=counters(COUNTS))
+    found = {c.code: c for c in summarise(run_of([speculative], plan=plan)).cautions}
+    assert "means nothing" in found[f"{dataset}_prompts"].text
+    assert f"{dataset}_prompts" not in codes(summarise(run_of([speculative])))
+    baseline = cell("baseline", 0, scaled(1.0))
+    assert f"{dataset}_prompts" not in codes(summarise(run_of([baseline], plan=plan)))
 
 
 @pytest.mark.parametrize(

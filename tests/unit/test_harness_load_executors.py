@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from harness.errors import UsageError
 from harness.load.arrivals import poisson
-from harness.load.datasets import Prompt, allot, is_correct, load_prompts, read_jsonl
+from harness.load.datasets import Prompt
 from harness.load.executors import GIVE_UP_AFTER, Stop, execute
 from harness.records import LoadPoint, RequestRecord
 
@@ -137,78 +132,3 @@ def test_an_error_of_our_own_is_not_swallowed() -> None:
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(go())
-
-
-@given(st.integers(1, 30), st.integers(0, 5), st.lists(st.integers(0, 12), min_size=1, max_size=4))
-def test_allotment(size: int, warmup: int, needs: list[int]) -> None:
-    prompts = [Prompt(id=str(i), text=str(i)) for i in range(size)]
-    allotment = allot(prompts, warmup=warmup, needs=needs, seed=5)
-    measured = [p.id for cell in allotment.cells for p in cell]
-    assert [len(cell) for cell in allotment.cells] == needs
-    assert len(allotment.warmup) == warmup
-    assert not {p.text for p in allotment.warmup} & {p.text for c in allotment.cells for p in c}
-    assert allotment.repeated == (len(set(measured)) < len(measured))
-    assert allotment == allot(prompts, warmup=warmup, needs=needs, seed=5)
-
-
-@pytest.mark.parametrize(
-    ("line", "needle"),
-    [
-        ("{oops", "line 2: not JSON"),
-        ("[1]", "line 2: an object"),
-        ("{}", "line 2: give either"),
-        ('{"prompt": "a", "messages": []}', "line 2: give either"),
-        ('{"prompt": ""}', "line 2: 'prompt'"),
-        ('{"messages": []}', "line 2: 'messages'"),
-        ('{"messages": [{"role": "user"}]}', "line 2: 'messages'"),
-    ],
-)
-def test_a_malformed_line_is_named(tmp_path: Path, line: str, needle: str) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "fine"}\n' + line + "\n")
-    with pytest.raises(UsageError) as caught:
-        read_jsonl(path)
-    assert needle in str(caught.value)
-    assert str(path) in str(caught.value)
-
-
-def test_a_file_of_both_kinds_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    rows = [
-        {"prompt": "a", "answer": 4, "id": 7, "category": "x"},
-        {"messages": [{"role": "user", "content": "b\u2028c"}]},
-    ]
-    path.write_text("\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n\n")
-    first, second = read_jsonl(path)
-    assert (first.id, first.answer, first.category) == ("7", "4", "x")
-    assert second.messages == ({"role": "user", "content": "b\u2028c"},)
-    assert second.id == "p-2"
-
-
-@pytest.mark.parametrize(
-    ("dataset", "needle"),
-    [("no/such.jsonl", "no such file"), ("random", "no generated"), ("demo", "demo pair")],
-)
-def test_datasets_that_cannot_be(dataset: str, needle: str) -> None:
-    with pytest.raises(UsageError, match=needle):
-        load_prompts(dataset)
-
-
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text("\n")
-    with pytest.raises(UsageError, match="no prompt"):
-        read_jsonl(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "right"),
-    [
-        ("hm</think> 42 \n", "42", True),
-        ("a</think>b</think>Yes", "yes", True),
-        ("41", "42", False),
-        ("anything", None, None),
-    ],
-)
-def test_correctness(text: str, answer: str | None, right: bool | None) -> None:
-    assert is_correct(text, answer) is right

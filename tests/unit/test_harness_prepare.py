@@ -5,9 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
+import pytest
+from tiny_tokenizers import save
+
 from engines.catalog import adapter
-from harness.plan.schema import Plan
-from harness.prepare import Prepared
+from harness.errors import UsageError
+from harness.plan.schema import (
+    CompareSection,
+    EngineSection,
+    LoadSection,
+    Plan,
+    TargetSection,
+    WorkloadSection,
+)
+from harness.prepare import Prepared, prompts_for
 
 
 def test_the_baseline_knows_the_drafter_it_is_compared_with(tmp_path: Path) -> None:
@@ -28,3 +40,44 @@ def test_the_baseline_knows_the_drafter_it_is_compared_with(tmp_path: Path) -> N
     assert (baseline.drafter, baseline.pair_drafter) == (None, drafter)
     assert speculative.drafter == drafter
     assert baseline.max_model_len == speculative.max_model_len == 512
+
+
+def folder(path: Path, context: int) -> Path:
+    save(path)
+    (path / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
+    return path
+
+
+def test_made_prompts_are_as_many_as_one_start_asks(tmp_path: Path) -> None:
+    plan = Plan(
+        target=TargetSection(path=str(folder(tmp_path / "t", 512))),
+        workload=WorkloadSection(dataset="synthetic", input_tokens=20),
+        load=LoadSection(concurrency=(1, 2), num_requests=10, warmup_requests=3),
+        compare=CompareSection(blocks=2),
+    )
+    prompts = prompts_for(plan, None)
+    assert len(prompts) == 2 * 2 * 10 + 3
+    few = msgspec.structs.replace(plan.workload, num_prompts=5)
+    assert len(prompts_for(msgspec.structs.replace(plan, workload=few), None)) == 5
+
+
+def test_a_prompt_must_fit_the_context_that_is_served(tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text(json.dumps({"prompt": "the" + " the" * 99}))
+    plan = Plan(
+        target=TargetSection(path=str(folder(tmp_path / "t", 100))),
+        workload=WorkloadSection(dataset=str(file)),
+    )
+    with pytest.raises(UsageError, match="context is 100"):
+        prompts_for(plan, None)
+    wider = msgspec.structs.replace(plan, engine=EngineSection(max_model_len=200))
+    assert len(prompts_for(wider, None)) == 1
+    assert len(prompts_for(plan, None, attached=True)) == 1, "its server may have a longer one"
+
+
+def test_the_demo_pair_gives_the_tokenizer_where_no_target_is_named(tmp_path: Path) -> None:
+    plan = Plan(workload=WorkloadSection(dataset="random", input_tokens=9, num_prompts=2))
+    folder(tmp_path / "target", 512)
+    assert len(prompts_for(plan, tmp_path)) == 2
+    with pytest.raises(UsageError, match=r"target\.path=DIR"):
+        prompts_for(plan, None)
