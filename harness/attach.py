@@ -11,7 +11,7 @@ from engines.base import Adapter
 from engines.catalog import adapter as adapter_named
 from harness.errors import UsageError
 from harness.load.datasets import Prompt
-from harness.load.http import Origin
+from harness.load.origin import Origin
 from harness.measure.counters import CounterReader
 from harness.measure.fetch import FetchError, fetch
 from harness.plan.expand import expand, load_points

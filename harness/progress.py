@@ -11,10 +11,10 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from harness.records import RequestRecord
-
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
+
+    from harness.load.slices import Tally
 
 QUIET_S = 10.0
 """A plain log says at least this often that it is alive."""
@@ -32,8 +32,8 @@ class Progress(Protocol):
     def cell(self, title: str, total: int | None) -> None:
         """A cell begins; `total` requests, None where a duration ends it."""
 
-    def request(self, record: RequestRecord) -> None:
-        """A request of the current cell has ended."""
+    def tally(self, tally: Tally) -> None:
+        """How far the current cell is."""
 
     def cell_done(self) -> None:
         """The current cell is saved."""
@@ -62,11 +62,10 @@ class _Counting:
         self.done = self.failed = self.tokens = 0
         self.cell_begun = self.last = time.monotonic()
 
-    def count(self, record: RequestRecord) -> None:
-        self.last = time.monotonic()
-        self.done += 1
-        self.failed += record.status != "ok"
-        self.tokens += record.output_tokens or 0
+    def count(self, tally: Tally) -> None:
+        if tally.done != self.done:
+            self.last = time.monotonic()
+        self.done, self.failed, self.tokens = tally.done, tally.failed, tally.tokens
 
     def line(self) -> str:
         if not self.done:
@@ -128,8 +127,8 @@ class PlainProgress:
     def cell(self, title: str, total: int | None) -> None:
         self._state.start_cell(title, total)
 
-    def request(self, record: RequestRecord) -> None:
-        self._state.count(record)
+    def tally(self, tally: Tally) -> None:
+        self._state.count(tally)
 
     def cell_done(self) -> None:
         self._state.cells_done += 1
@@ -210,8 +209,8 @@ class LiveProgress:
         self._state.start_cell(title, total)
         self._show()
 
-    def request(self, record: RequestRecord) -> None:
-        self._state.count(record)
+    def tally(self, tally: Tally) -> None:
+        self._state.count(tally)
         self._show()
 
     def cell_done(self) -> None:

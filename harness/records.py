@@ -131,11 +131,27 @@ class Phase(Record, frozen=True, kw_only=True):
     end_s: float | None
 
 
+class ClientFigures(Record, frozen=True, kw_only=True):
+    """How one load generating process fared: whether it measured the server or itself.
+
+    `cpu_share` is its CPU time over the wall time (1.0: one core). Loop lag is how much later than
+    asked its event loop came back from a sleep, sampled through the whole load; None: no sample.
+    """
+
+    worker: int
+    cpu_share: float
+    cpu_s: float
+    loop_lag_p50_s: float | None
+    loop_lag_p99_s: float | None
+    loop_lag_max_s: float | None
+
+
 class Timeline(Record, frozen=True, kw_only=True):
     """What happened around a cell: start-up phases of its engine, and the measured window.
 
-    `client_cpu_share` is this process's CPU time in the window over its length (1.0: one core).
-    `interrupted` tells why the cell did not run to its end; None where it did.
+    `client` holds the figures of each load generating process, `client_cpu_share` the largest
+    `cpu_share` among them. `interrupted` tells why the cell did not run to its end; None where it
+    did.
     """
 
     startup: tuple[Phase, ...]
@@ -144,6 +160,7 @@ class Timeline(Record, frozen=True, kw_only=True):
     window_end_ns: int | None
     client_cpu_share: float | None = None
     interrupted: str | None = None
+    client: tuple[ClientFigures, ...] = ()
 
 
 class Distribution(Record, frozen=True, kw_only=True):
@@ -156,8 +173,25 @@ class Distribution(Record, frozen=True, kw_only=True):
     n: int
 
 
+class Steady(Record, frozen=True, kw_only=True):
+    """The window that latencies are taken from, in seconds since the first request was sent.
+
+    `growing`: requests under way grew through all of it, so that no steady state exists.
+    """
+
+    begin_s: float
+    end_s: float
+    level: Literal["steady", "started", "whole"]
+    rule: str
+    requests: int
+    growing: bool = False
+
+
 class Metrics(Record, frozen=True, kw_only=True):
-    """One cell's figures; `measure.metrics` holds each one's formula and unit."""
+    """One cell's figures; `measure.metrics` holds each one's formula and unit.
+
+    `requests_failed` counts no dropped request: one that was never sent.
+    """
 
     ttft_s: Distribution
     tpot_s: Distribution
@@ -175,6 +209,28 @@ class Metrics(Record, frozen=True, kw_only=True):
     requests_per_s: float | None
     request_rate_achieved: float | None
     duration_s: float | None
+    task_accuracy: float | None
+    task_n: int
+    steady: Steady | None = None
+    connect_s: Distribution | None = None
+    time_to_first_answer_s: Distribution | None = None
+    time_to_first_reasoning_s: Distribution | None = None
+    requests_dropped: int = 0
+    requests_late: int | None = None
+    goodput_per_s: float | None = None
+    goodput_share: float | None = None
+
+
+class CategoryFigures(Record, frozen=True, kw_only=True):
+    """One category's share of a cell, over the whole phase. `acceptance`: per-request counts."""
+
+    requests: int
+    ok: int
+    output_tokens: int | None
+    ttft_s: float | None
+    tpot_s: float | None
+    acceptance: DraftCounts | None
+    acceptance_length: float | None
     task_accuracy: float | None
     task_n: int
 
@@ -227,6 +283,7 @@ class CellSummary(Record, frozen=True, kw_only=True):
     startup: tuple[Phase, ...] = ()
     cautions: tuple[Caution, ...] = ()
     block: int = 0
+    categories: dict[str, CategoryFigures] = {}
 
 
 class Comparison(Record, frozen=True, kw_only=True):

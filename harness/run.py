@@ -32,7 +32,7 @@ from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request, api_key, prepare
 from harness.progress import Progress
 from harness.records import SCHEMA_VERSION, Cell, LaunchRecord, Manifest, Summary, Timeline
-from harness.serving import Server, Started, asking_of, serving, warm_up
+from harness.serving import Server, Started, acceptance_reader, asking_of, serving, warm_up
 
 LAUNCH = "launch.json"
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
@@ -189,7 +189,9 @@ def measure_cell(
             cell_id=cell.cell_id,
             seed=cell.seed,
             engine_gone=server.gone,
-            on_done=progress.request,
+            on_tally=progress.tally,
+            workers=prepared.plan.load.workers,
+            read_acceptance=acceptance_reader(prepared.adapter, cell.variant),
         )
         reason = driven.interrupted
         if reason is None and any(r.status != "ok" for r in driven.records):
@@ -209,6 +211,7 @@ def measure_cell(
             window_start_ns=begun_ns,
             window_end_ns=ended_ns,
             client_cpu_share=driven.client_cpu_share,
+            client=driven.client,
             interrupted=None if error is None else str(error),
         ),
         server.log_path,

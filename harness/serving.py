@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 from engines.base import Adapter, EngineFailed
 from engines.process import EngineProcess
-from harness.load.client import Asking
+from harness.load.client import Asking, ReadAcceptance
+from harness.load.connection import describe
 from harness.load.datasets import Prompt
 from harness.load.drive import drive
-from harness.load.http import Origin, describe
+from harness.load.origin import Origin
 from harness.measure.metrics import from_histogram
 from harness.plan.schema import Length, Plan
 from harness.prepare import Prepared, api_key, served_name
@@ -174,12 +175,17 @@ def most_tokens(wanted: int | Length) -> int:
     return wanted.max or math.ceil(wanted.mean + 4 * wanted.spread)
 
 
-def asking(adapter: Adapter, url: str, model: str, plan: Plan, *, speculative: bool) -> Asking:
-    """How requests to this server look."""
+def acceptance_reader(adapter: Adapter, variant: Variant) -> ReadAcceptance | None:
+    """Reads a request's own acceptance out of its last payloads; a baseline has none."""
 
-    def read_acceptance(payloads: list[dict[str, Any]]) -> DraftCounts | None:
+    def read(payloads: list[dict[str, Any]]) -> DraftCounts | None:
         return read_acceptance_of(adapter, payloads)
 
+    return read if variant == "speculative" else None
+
+
+def asking(adapter: Adapter, url: str, model: str, plan: Plan, *, speculative: bool) -> Asking:
+    """How requests to this server look."""
     return Asking(
         url=url,
         model=model,
@@ -188,8 +194,14 @@ def asking(adapter: Adapter, url: str, model: str, plan: Plan, *, speculative: b
         sampling=plan.sampling,
         timeout_s=plan.load.timeout_s,
         api_key=api_key(plan),
-        extra=adapter.request_fields(speculative=speculative, endpoint=plan.workload.endpoint),
-        read_acceptance=read_acceptance if speculative else None,
+        extra=dict(
+            adapter.request_fields(speculative=speculative, endpoint=plan.workload.endpoint)
+        ),
+        ignore_eos=plan.workload.ignore_eos,
+        chat_template_kwargs=plan.workload.chat_template_kwargs,
+        retries=plan.load.retries,
+        fresh_connections=plan.load.new_connections,
+        client=plan.client,
     )
 
 

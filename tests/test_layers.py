@@ -32,7 +32,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "harness.plan": ("harness.plan", "engines.base", *SHARED),
     "harness.load": ("harness.load", "harness.plan.schema", *SHARED),
     "harness.measure": ("harness.measure", "engines.base", *SHARED),
-    "harness.analyse": ("harness.analyse", "harness.measure.metrics", *SHARED),
+    "harness.analyse": (
+        *("harness.analyse", "harness.measure.metrics", "harness.measure.steady"),
+        *("harness.measure.slo", *SHARED),
+    ),
     "harness.report": ("harness.report", "harness.analyse", *SHARED),
     "harness.diagnose": ("harness.diagnose", "harness.analyse", *SHARED),
     "harness.diagnose.experiments": (

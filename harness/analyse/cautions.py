@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from harness.analyse.acceptance import disagreements, pooled_acceptance
 from harness.analyse.compare import load_words
 from harness.analyse.data import CellData, RunData, pairs
+from harness.analyse.fidelity import client_cautions
 from harness.analyse.integrity import total
 from harness.analyse.statistics import sign_test
+from harness.measure.metrics import dropped
 from harness.records import (
     VARIANTS,
     Acceptance,
@@ -21,7 +23,6 @@ from harness.records import (
 )
 
 LATE_S = 0.05
-BUSY_CLIENT = 0.8
 FEW_REQUESTS = 20
 FEW_TURNS = 3
 OTHER_TRAFFIC = 0.02
@@ -34,8 +35,10 @@ def cell_cautions(
     """Everything odd about one cell."""
     checks = (
         _failed(data),
+        _dropped(data, metrics),
+        _not_steady(metrics),
         _late(metrics),
-        _busy_client(data),
+        *client_cautions(data, metrics),
         _uncounted(data),
         _counters(data),
         _other_traffic(data, metrics),
@@ -45,7 +48,9 @@ def cell_cautions(
 
 
 def _failed(data: CellData) -> Caution | None:
-    errors = Counter(r.error or r.status for r in data.records if r.status != "ok")
+    errors = Counter(
+        r.error or r.status for r in data.records if r.status != "ok" and not dropped(r)
+    )
     if not errors:
         return None
     error, count = errors.most_common(1)[0]
@@ -59,6 +64,32 @@ def _failed(data: CellData) -> Caution | None:
     )
 
 
+def _dropped(data: CellData, metrics: Metrics) -> Caution | None:
+    if not metrics.requests_dropped:
+        return None
+    return Caution(
+        code="requests_dropped",
+        text=(
+            f"{metrics.requests_dropped} of {len(data.records)} requests were not sent: as many "
+            "were under way as load.max_concurrency allows"
+        ),
+        advice="The rate was not reached, and latencies are of the requests that were let in.",
+    )
+
+
+def _not_steady(metrics: Metrics) -> Caution | None:
+    if metrics.steady is None or not metrics.steady.growing:
+        return None
+    return Caution(
+        code="not_steady",
+        text="requests under way grew through the whole window: there is no steady state",
+        advice=(
+            "The server cannot keep up with this rate, so that latencies grow with the length of "
+            "the measurement; lower load.request_rate, or see `python -m harness capacity`."
+        ),
+    )
+
+
 def _late(metrics: Metrics) -> Caution | None:
     lag = metrics.send_lag_s
     if lag is None or lag.p99 is None or lag.p99 < LATE_S:
@@ -67,17 +98,6 @@ def _late(metrics: Metrics) -> Caution | None:
         code="send_lag",
         text=f"requests were sent late: p99 of {1000 * lag.p99:.0f} ms after they were due",
         advice="Read the latencies counted from the due time; lower the rate or free the client.",
-    )
-
-
-def _busy_client(data: CellData) -> Caution | None:
-    share = data.timeline.client_cpu_share
-    if share is None or share < BUSY_CLIENT:
-        return None
-    return Caution(
-        code="client_cpu_bound",
-        text=f"the load generator used {share:.0%} of a core, so it may have been the bottleneck",
-        advice="Lower the concurrency or run the client on another machine.",
     )
 
 

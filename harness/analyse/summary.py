@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Literal
 
@@ -11,9 +12,12 @@ import msgspec
 from harness.analyse.acceptance import acceptance_of, sources_of
 from harness.analyse.cautions import cell_cautions, run_cautions
 from harness.analyse.compare import compare
-from harness.analyse.data import CellData, RunData, pairs
+from harness.analyse.data import CellData, PairKey, RunData, pairs
+from harness.analyse.fidelity import client_bound
 from harness.analyse.integrity import compare_outputs
-from harness.measure.metrics import cell_metrics
+from harness.measure.metrics import by_category, cell_metrics, dropped
+from harness.measure.slo import meets, slo_of
+from harness.measure.steady import LEVELS, Level, steady_window
 from harness.records import (
     SCHEMA_VERSION,
     Acceptance,
@@ -24,12 +28,11 @@ from harness.records import (
 )
 
 MIN_OK_SHARE = 0.5
-CLIENT_BOUND = 0.95
 
 
 def summarise(run: RunData) -> Summary:
     """The run's answer: every cell's figures, the comparisons, the cautions."""
-    metrics = {c.cell.cell_id: cell_metrics(c.records) for c in run.cells}
+    metrics = _metrics(run)
     integrity = _integrity(run)
     comparisons = compare(run, metrics)
     void = void_reason(run)
@@ -45,6 +48,28 @@ def summarise(run: RunData) -> Summary:
         failures=failures(run),
         void=void,
     )
+
+
+def _metrics(run: RunData) -> dict[str, Metrics]:
+    """Every cell's figures, by its id. Partners of a pair take the wider level of their windows.
+
+    Else one variant's latencies would be of the steady window and the other's of the whole phase.
+    """
+    levels: dict[PairKey, Level] = {}
+    for c in run.cells:
+        window = steady_window(c.records, c.cell.load)
+        found = [levels.get(c.pair_key, LEVELS[0]), window.level if window else LEVELS[0]]
+        levels[c.pair_key] = max(found, key=LEVELS.index)
+    metrics: dict[str, Metrics] = {}
+    for c in run.cells:
+        slo = slo_of(run.plan(c.cell.engine))
+        metrics[c.cell.cell_id] = cell_metrics(
+            c.records,
+            c.cell.load,
+            meets=partial(meets, slo=slo) if slo.said else None,
+            least=levels[c.pair_key],
+        )
+    return metrics
 
 
 def _cell_summary(
@@ -72,14 +97,20 @@ def _cell_summary(
         integrity=integrity.get(cell.cell_id),
         startup=data.timeline.startup,
         cautions=cell_cautions(data, own, acceptance),
+        categories=by_category(data.records),
     )
 
 
 def _status(data: CellData) -> Literal["ok", "partial", "failed"]:
     if not data.ok:
         return "failed"
-    whole = data.timeline.interrupted is None and len(data.ok) == len(data.records)
+    whole = data.timeline.interrupted is None and len(data.ok) == _asked(data)
     return "ok" if whole else "partial"
+
+
+def _asked(data: CellData) -> int:
+    """The requests that were sent, or should have been: all but those dropped as planned."""
+    return len(data.records) - sum(dropped(r) for r in data.records)
 
 
 def _integrity(run: RunData) -> dict[str, Integrity | None]:
@@ -96,11 +127,15 @@ def void_reason(run: RunData) -> str | None:
     cells = [c for c in run.cells if c.timeline.interrupted is None]
     for data in cells:
         cell = data.cell.cell_id
-        if len(data.ok) < MIN_OK_SHARE * len(data.records) or not data.records:
-            return f"too few requests succeeded: {len(data.ok)} of {len(data.records)} in {cell}"
-        share = data.timeline.client_cpu_share
-        if share is not None and share > CLIENT_BOUND:
-            return f"the load generator was the bottleneck: {share:.0%} of a core in {cell}"
+        if len(data.ok) < MIN_OK_SHARE * _asked(data) or not data.ok:
+            return f"too few requests succeeded: {len(data.ok)} of {_asked(data)} in {cell}"
+        allowed = run.plan(data.cell.engine)["load"].get("allow_client_bound", False)
+        bound = None if allowed else client_bound(data)
+        if bound is not None:
+            return (
+                f"the load generator was the bottleneck: {bound} in {cell} "
+                "(load.allow_client_bound=true takes the figures as they are)"
+            )
         if data.ok and all(r.output_tokens == 0 for r in data.ok):
             return f"the server sent no token in {cell}"
     return None

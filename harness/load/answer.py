@@ -1,29 +1,43 @@
 """From the pieces of a streamed answer to its text, its chunks and its token counts. No I/O.
 
-A chunk is an event that brings output tokens. How many comes from the token ids the server sends,
-else from the usage it sends with every event, and is unknown otherwise; chunks are never counted
-in place of tokens.
+A chunk is an event that brings output tokens: of the answer, of the thinking before it, or of a
+tool call. How many comes from the token ids the server sends, else from the usage it sends with
+every event, and is unknown otherwise; chunks are never counted in place of tokens.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from harness.errors import one_line
+from harness.load.chunks import (
+    Chunk,
+    Malformed,
+    NotJson,
+    Reported,
+    chunk_of,
+    error_text,
+    read_chunk,
+)
 from harness.load.sse import SseParser
 
 THINK_END = "</think>"
 MAX_EVENT_BYTES = 8_000_000
 """Of one event; a server that never ends one is not listened to."""
-MAX_COUNT = 2**31
-"""Of tokens, and of token ids; what is larger is nonsense that no record could hold."""
+TAIL = 8
+"""So many of the last payloads are kept as they came: engines put their own figures there."""
 TokenSource = Literal["token_ids", "usage"]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request was answered; see `records.RequestRecord` for the fields' meaning."""
+    """What one request was answered; see `records.RequestRecord` for the fields' meaning.
+
+    `tail` holds the last payloads as they came; `retry_after_s` what the server asked to wait.
+    """
 
     chunk_ns: tuple[int, ...]
     chunk_tokens: tuple[int, ...] | None
@@ -34,64 +48,27 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     reasoning: str | None
     finish_reason: str | None
-    payloads: list[dict[str, Any]]
+    first_reasoning_ns: int | None
+    first_answer_ns: int | None
+    tail: tuple[bytes, ...]
     http_status: int | None
+    retry_after_s: float | None
     error: str | None
 
 
-class Malformed(ValueError):
-    """A payload that is JSON but no chunk of an answer; the message says what is wrong in it."""
-
-
-def count_of(value: Any, name: str) -> int | None:
-    """A count as sent by a server, or None where it says none. Raises `Malformed`."""
-    if value is None or (type(value) is int and 0 <= value < MAX_COUNT):
-        return value
-    raise Malformed(f"{name} is {one_line(repr(value), 40)}")
-
-
-def ids_of(value: Any) -> list[int] | None:
-    """Token ids as sent by a server, or None where it sends none. Raises `Malformed`."""
-    if value is None:
-        return None
-    if isinstance(value, list) and all(type(i) is int and 0 <= i < MAX_COUNT for i in value):
-        return value
-    raise Malformed(f"token_ids is {one_line(repr(value), 40)}")
-
-
-def object_of(value: Any, name: str) -> dict[str, Any]:
-    """A JSON object as sent by a server; none where it is null. Raises `Malformed`."""
-    if value is None or isinstance(value, dict):
-        return value or {}
-    raise Malformed(f"{name} is {one_line(repr(value), 40)}")
-
-
-def error_text(payload: Any) -> str | None:
-    """The message of an OpenAI-style error object, or None where it is none."""
-    if not isinstance(payload, dict):
-        return None
-    error = payload.get("error")
-    if isinstance(error, dict):
-        return one_line(str(error.get("message") or error))
-    if error:
-        return one_line(str(error))
-    if payload.get("object") == "error" or set(payload) == {"detail"}:
-        return one_line(str(payload.get("message") or payload.get("detail") or payload))
-    return None
-
-
 class AnswerReader:
-    """Takes the pieces of one answer as they arrive (`http.BodySink`) and adds them up."""
+    """Takes the pieces of one answer as they arrive (`connection.BodySink`) and adds them up."""
 
     def __init__(self) -> None:
         self._sse: SseParser | None = None
         self._raw: list[bytes] = []
         self._last_ns = 0
         self._status: int | None = None
+        self._retry_after_s: float | None = None
         self._error: str | None = None
         self._ended = False
         self._overlong = False
-        self._payloads: list[dict[str, Any]] = []
+        self._tail: deque[bytes] = deque(maxlen=TAIL)
         self._chunk_ns: list[int] = []
         self._chunk_tokens: list[int | None] = []
         self._ids: list[int] = []
@@ -100,13 +77,17 @@ class AnswerReader:
         self._prompt_tokens: int | None = None
         self._completion_tokens: int | None = None
         self._text: list[str] = []
+        self._text_ns: list[int] = []
         self._reasoning: list[str] = []
+        self._first_reasoning_ns: int | None = None
+        self._first_other_ns: int | None = None
         self._finish_reason: str | None = None
 
-    def head(self, status: int, content_type: str) -> None:
-        """The answer's status and content type have arrived."""
+    def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        """The answer's status and headers (names in small letters) have arrived."""
         self._status = status
-        if status < 400 and "event-stream" in content_type:
+        self._retry_after_s = _seconds(headers.get(b"retry-after"))
+        if status < 400 and b"event-stream" in headers.get(b"content-type", b""):
             self._sse = SseParser()
 
     def piece(self, arrived_ns: int, data: bytes) -> None:
@@ -121,76 +102,58 @@ class AnswerReader:
             self._event(arrived_ns, event.data, event.kind)
         if self._sse.pending > MAX_EVENT_BYTES:
             self._overlong = True
-            self._error = self._error or (
-                f"the stream sent an event of more than {MAX_EVENT_BYTES:,} bytes"
-            )
+            self._fail(f"the stream sent an event of more than {MAX_EVENT_BYTES:,} bytes")
+
+    def _fail(self, error: str) -> None:
+        self._error = self._error or error
 
     def _event(self, arrived_ns: int, data: bytes, kind: bytes) -> None:
         if data == b"[DONE]":
             self._ended = True
             return
         try:
-            payload = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            shown = one_line(data.decode("utf-8", "replace"), 80)
-            self._error = self._error or f"the stream sent something that is not JSON: {shown}"
-            return
-        error = error_text(payload)
-        if error is None and kind == b"error":
-            error = one_line(str(payload))
-        if error is not None:
-            self._error = self._error or f"the stream reported an error: {error}"
-        else:
-            self._payload(arrived_ns, payload)
-
-    def _payload(self, arrived_ns: int, payload: Any) -> None:
-        try:
-            self._read(arrived_ns, payload)
+            chunk = read_chunk(data, kind)
+            self._add(arrived_ns, chunk)
+        except NotJson as error:
+            self._fail(f"the stream sent something that is not JSON: {error}")
+        except Reported as error:
+            self._fail(f"the stream reported an error: {error}")
         except Malformed as error:
-            self._error = self._error or f"the answer cannot be understood: {error}"
+            self._fail(f"the answer cannot be understood: {error}")
+        else:
+            self._tail.append(data)
 
-    def _read(self, arrived_ns: int, payload: Any) -> None:
-        payload = object_of(payload, "a chunk")
-        self._payloads.append(payload)
-        usage = object_of(payload.get("usage"), "usage")
-        completion = count_of(usage.get("completion_tokens"), "completion_tokens")
-        prompt = count_of(usage.get("prompt_tokens"), "prompt_tokens")
-        self._prompt_tokens = self._prompt_tokens if prompt is None else prompt
-        if completion is not None:
-            self._completion_tokens = completion
-        choices = payload.get("choices")
-        if not choices:
+    def _add(self, arrived_ns: int, chunk: Chunk) -> None:
+        if chunk.prompt is not None:
+            self._prompt_tokens = chunk.prompt
+        if chunk.completion is not None:
+            self._completion_tokens = chunk.completion
+        if not chunk.choice:
             return
-        if not isinstance(choices, list):
-            raise Malformed(f"choices is {one_line(repr(choices), 40)}")
-        choice = object_of(choices[0], "a choice")
-        if choice.get("finish_reason"):
-            self._finish_reason = one_line(str(choice["finish_reason"]), 80)
-        name = "delta" if choice.get("delta") else "message"
-        part = object_of(choice.get(name), name) or choice
-        text = part.get("content") or part.get("text") or ""
-        thought = part.get("reasoning") or part.get("reasoning_content") or ""
-        if isinstance(text, str) and text:
-            self._text.append(text)
-        if isinstance(thought, str) and thought:
-            self._reasoning.append(thought)
-        ids = ids_of(choice.get("token_ids"))
-        if ids is None:
-            ids = ids_of(part.get("token_ids"))
-        shown = bool(text or thought or part.get("tool_calls"))
-        self._count(arrived_ns, shown, ids, completion)
+        if chunk.finish:
+            self._finish_reason = chunk.finish
+        if chunk.text:
+            self._text.append(chunk.text)
+            self._text_ns.append(arrived_ns)
+        if chunk.thought:
+            self._reasoning.append(chunk.thought)
+            if self._first_reasoning_ns is None:
+                self._first_reasoning_ns = arrived_ns
+        if chunk.other and self._first_other_ns is None:
+            self._first_other_ns = arrived_ns
+        self._count(arrived_ns, chunk)
 
-    def _count(
-        self, arrived_ns: int, shown: bool, ids: list[int] | None, completion: int | None
-    ) -> None:
-        by_usage: int | None = None
-        if completion is not None:
-            if completion < self._usage_seen:
-                raise Malformed(f"usage runs backwards, to {completion} tokens")
-            by_usage = completion - self._usage_seen
-            self._usage_seen = completion
-        tokens = len(ids) if ids is not None else by_usage
-        if tokens == 0 or (tokens is None and not shown):
+    def _count(self, arrived_ns: int, chunk: Chunk) -> None:
+        tokens: int | None = None
+        if chunk.completion is not None:
+            tokens = chunk.completion - self._usage_seen
+            if tokens < 0:
+                raise Malformed(f"usage runs backwards, to {chunk.completion} tokens")
+            self._usage_seen = chunk.completion
+        ids = chunk.ids
+        if ids is not None:
+            tokens = len(ids)
+        if tokens == 0 or (tokens is None and not (chunk.text or chunk.thought or chunk.other)):
             return
         self._chunk_ns.append(arrived_ns)
         self._chunk_tokens.append(tokens)
@@ -217,6 +180,7 @@ class AnswerReader:
         known = [t for t in self._chunk_tokens if t is not None]
         whole = bool(known) and len(known) == len(self._chunk_tokens)
         text, reasoning = split_reasoning("".join(self._text), "".join(self._reasoning) or None)
+        first_reasoning_ns, first_answer_ns = self._firsts()
         return Answer(
             chunk_ns=tuple(self._chunk_ns),
             chunk_tokens=tuple(known) if whole else None,
@@ -227,10 +191,35 @@ class AnswerReader:
             text=text,
             reasoning=reasoning,
             finish_reason=self._finish_reason,
-            payloads=self._payloads,
+            first_reasoning_ns=first_reasoning_ns,
+            first_answer_ns=first_answer_ns,
+            tail=tuple(self._tail),
             http_status=self._status,
+            retry_after_s=self._retry_after_s,
             error=error,
         )
+
+    def _firsts(self) -> tuple[int | None, int | None]:
+        """When the thinking and the answer proper (or a tool call) began."""
+        reasoning_ns = self._first_reasoning_ns
+        answer_ns = self._text_ns[0] if self._text_ns else None
+        whole = "".join(self._text)
+        if reasoning_ns is None and THINK_END in whole:
+            reasoning_ns = answer_ns
+            end = whole.index(THINK_END) + len(THINK_END)
+            answer_at = end + len(whole[end:]) - len(whole[end:].lstrip())
+            answer_ns = self._arrival_of(answer_at)
+        times = [ns for ns in (answer_ns, self._first_other_ns) if ns is not None]
+        return reasoning_ns, min(times) if times else None
+
+    def _arrival_of(self, position: int) -> int | None:
+        """When the text's character at `position` arrived; None where it has no such character."""
+        seen = 0
+        for text, arrived_ns in zip(self._text, self._text_ns, strict=True):
+            seen += len(text)
+            if position < seen:
+                return arrived_ns
+        return None
 
     def _total(self, ids_known: bool) -> tuple[int | None, TokenSource | None]:
         if ids_known:
@@ -249,13 +238,35 @@ class AnswerReader:
         status = self._status or 0
         if status >= 400:
             said = error_text(payload) or one_line(raw.decode("utf-8", "replace"))
-            return f"HTTP {status}: {said}" if said else f"HTTP {status}"
+            wait = self._retry_after_s
+            asked = "" if wait is None else f" (Retry-After: {wait:g} s)"
+            return f"HTTP {status}: {said}{asked}" if said else f"HTTP {status}{asked}"
         if not isinstance(payload, dict):
             return f"HTTP {status} with a body that is neither an event stream nor JSON"
         error = error_text(payload)
-        if error is None:
-            self._payload(self._last_ns, payload)
-        return error or self._error
+        if error is not None:
+            return error
+        try:
+            self._add(self._last_ns, chunk_of(payload))
+        except Malformed as malformed:
+            return f"the answer cannot be understood: {malformed}"
+        self._tail.append(raw)
+        return None
+
+
+def payloads_of(tail: tuple[bytes, ...]) -> list[dict[str, Any]]:
+    """An answer's last payloads, decoded: where an engine puts figures of its own."""
+    decoded = [msgspec.json.decode(raw) for raw in tail]
+    return [payload for payload in decoded if isinstance(payload, dict)]
+
+
+def _seconds(value: bytes | None) -> float | None:
+    """A Retry-After header's seconds; a date, or nonsense, is none."""
+    try:
+        seconds = float(value or b"")
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < 1e6 else None
 
 
 def split_reasoning(text: str, reasoning: str | None) -> tuple[str, str | None]:

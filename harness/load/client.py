@@ -7,23 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
+import httpx
 import msgspec
 
 from harness.errors import UsageError
-from harness.load.answer import Answer, AnswerReader
+from harness.load.answer import Answer, AnswerReader, payloads_of
 from harness.load.datasets import Prompt, is_correct
-from harness.load.http import ExchangeError, Origin, Pool, post
-from harness.plan.schema import SamplingSection
+from harness.load.origin import Origin
+from harness.load.transport import EXCHANGE, Exchange, StampingTransport
+from harness.plan.schema import ClientSection, SamplingSection
 from harness.records import DraftCounts, RequestRecord
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 ReadAcceptance = Callable[[list[dict[str, Any]]], DraftCounts | None]
+RETRIED = (429, 503)
+RETRY_AFTER_S = 1.0
+"""Waited where a server asks for patience and does not say how long."""
 
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
     """What all requests of a cell have in common.
 
-    `extra` holds the engine's own request fields; `read_acceptance` reads its per-request figures.
+    `extra` holds the engine's own request fields. `ignore_eos` goes to the engines as they name it.
+    `retries` and `fresh_connections`: see `plan.schema.LoadSection`.
     """
 
     url: str
@@ -33,17 +39,27 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingSection
     timeout_s: float
     api_key: str | None = None
-    extra: Mapping[str, Any] = {}
-    read_acceptance: ReadAcceptance | None = None
+    extra: dict[str, Any] = {}
+    ignore_eos: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    retries: int = 0
+    fresh_connections: bool = False
+    client: ClientSection = ClientSection()
 
 
 def check_prompts(endpoint: str, prompts: Sequence[Prompt]) -> None:
     """Raise `UsageError` where a prompt cannot be asked at the endpoint."""
-    chats = [prompt.id for prompt in prompts if prompt.text is None]
+    chats = [prompt.id for prompt in prompts if prompt.messages is not None]
     if endpoint == "completions" and chats:
         raise UsageError(
             f"workload.endpoint=completions: prompt '{chats[0]}' holds messages; "
             "a raw 'prompt' text is wanted, or use workload.endpoint=chat"
+        )
+    ids = [prompt.id for prompt in prompts if prompt.token_ids is not None]
+    if endpoint == "chat" and ids:
+        raise UsageError(
+            f"workload.endpoint=chat: prompt '{ids[0]}' holds token ids; "
+            "use workload.endpoint=completions"
         )
 
 
@@ -51,15 +67,15 @@ def request_body(asking: Asking, prompt: Prompt, index: int) -> dict[str, Any]:
     """The JSON body of one request; prompt and endpoint fit (`check_prompts`)."""
     body: dict[str, Any] = {
         "model": asking.model,
-        "max_tokens": asking.max_tokens,
+        "max_tokens": prompt.max_tokens or asking.max_tokens,
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         "temperature": asking.sampling.temperature,
     }
     if asking.endpoint == "completions":
-        body["prompt"] = prompt.text
+        body["prompt"] = prompt.text if prompt.token_ids is None else prompt.token_ids
     elif prompt.messages is not None:
-        body["messages"] = list(prompt.messages)
+        body["messages"] = prompt.messages
     else:
         body["messages"] = [{"role": "user", "content": prompt.text}]
     for name in ("top_p", "top_k"):
@@ -68,68 +84,96 @@ def request_body(asking: Asking, prompt: Prompt, index: int) -> dict[str, Any]:
             body[name] = value
     if asking.sampling.seed is not None:
         body["seed"] = asking.sampling.seed + index
-    return {**body, **asking.extra}
+    if asking.ignore_eos:
+        body["ignore_eos"] = True
+    if asking.chat_template_kwargs and asking.endpoint == "chat":
+        body["chat_template_kwargs"] = asking.chat_template_kwargs
+    return {**body, **asking.extra, **prompt.sampling}
 
 
 class Client:
-    """Sends requests and turns their answers into records; one per cell."""
+    """Sends requests and turns their answers into records; one per cell and event loop.
 
-    def __init__(self, asking: Asking, cell_id: str) -> None:
+    `tails` holds, by index, the last payloads of each whole answer: `with_acceptance` reads an
+    engine's own figures out of them when the load is over.
+    """
+
+    def __init__(self, asking: Asking, cell_id: str, *, worker: int = 0) -> None:
         self._asking = asking
         self._cell_id = cell_id
-        self._origin = Origin.parse(asking.url)
-        self._pool = Pool(self._origin)
-        self._headers = {"Authorization": f"Bearer {asking.api_key}"} if asking.api_key else {}
+        self._worker = worker
+        self._url = Origin.parse(asking.url).root + PATHS[asking.endpoint]
+        headers = {
+            "Accept": "text/event-stream, application/json",
+            "Accept-Encoding": "identity",  # a compressed stream comes late, in lumps
+            "Content-Type": "application/json",
+            "User-Agent": "spec-harness",
+            **asking.client.headers,
+        }
+        if asking.api_key:
+            headers["Authorization"] = f"Bearer {asking.api_key}"
+        self._http = httpx.AsyncClient(
+            transport=StampingTransport(asking.client, fresh=asking.fresh_connections),
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=asking.client.connect_timeout_s),
+            trust_env=False,
+        )
+        self.tails: dict[int, tuple[bytes, ...]] = {}
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connections kept alive."""
-        self._pool.close()
+        await self._http.aclose()
 
     async def ask(self, index: int, prompt: Prompt, due_ns: int | None) -> RequestRecord:
         """Send one request and wait for its whole answer. A failure is a record, not an error."""
         body = msgspec.json.encode(request_body(self._asking, prompt, index))
-        request = post(self._origin, PATHS[self._asking.endpoint], body, self._headers)
+        tries = 0
+        while True:
+            tries += 1
+            answer, exchange = await self._attempt(body)
+            if answer.http_status not in RETRIED or tries > self._asking.retries:
+                break
+            wait_s = RETRY_AFTER_S if answer.retry_after_s is None else answer.retry_after_s
+            try:
+                await asyncio.sleep(wait_s)
+            except asyncio.CancelledError as cancelled:
+                if not cancelled.args:
+                    raise
+                break
+        if answer.error is None and answer.tail:
+            self.tails[index] = answer.tail
+        return self._record(index, prompt, due_ns, answer, exchange, tries)
+
+    async def _attempt(self, body: bytes) -> tuple[Answer, Exchange]:
         reader = AnswerReader()
-        sent: list[int] = []
-        end_ns: int | None = None
+        exchange = Exchange(sink=reader)
+        request = self._http.build_request(
+            "POST", self._url, content=body, extensions={EXCHANGE: exchange}
+        )
         failure: str | None = None
         try:
             async with asyncio.timeout(self._asking.timeout_s):
-                end_ns = await self._exchange(request, reader, sent)
+                await self._http.send(request)
         except TimeoutError:
             failure = f"no whole answer within {self._asking.timeout_s:g} s (load.timeout_s)"
-        except ExchangeError as error:
+        except httpx.TransportError as error:
             failure = str(error)
         except asyncio.CancelledError as cancelled:
             # The executor cancels with a reason; without one the whole run is being stopped.
             if not cancelled.args:
                 raise
             failure = str(cancelled.args[0])
-        answer = reader.answer(failure)
-        return self._record(index, prompt, due_ns, sent[-1] if sent else None, end_ns, answer)
-
-    async def _exchange(self, request: bytes, reader: AnswerReader, sent: list[int]) -> int:
-        """Send over a kept connection, once more over a new one if the server had closed it."""
-        while True:
-            connection, used = await self._pool.take()
-            try:
-                return await connection.exchange(request, reader, sent.append)
-            except ExchangeError as error:
-                if not (used and error.retry):
-                    raise
-            finally:
-                self._pool.give_back(connection)
+        return reader.answer(failure), exchange
 
     def _record(
         self,
         index: int,
         prompt: Prompt,
         due_ns: int | None,
-        sent_ns: int | None,
-        end_ns: int | None,
         answer: Answer,
+        exchange: Exchange,
+        tries: int,
     ) -> RequestRecord:
-        read = self._asking.read_acceptance
         ok = answer.error is None
         return RequestRecord(
             cell_id=self._cell_id,
@@ -137,10 +181,10 @@ class Client:
             prompt_id=prompt.id,
             category=prompt.category,
             due_ns=due_ns,
-            sent_ns=sent_ns,
+            sent_ns=exchange.sent_ns,
             chunk_ns=answer.chunk_ns,
             chunk_tokens=answer.chunk_tokens,
-            end_ns=end_ns if end_ns is not None else perf_counter_ns(),
+            end_ns=exchange.end_ns if exchange.end_ns is not None else perf_counter_ns(),
             status="ok" if ok else "failed",
             error=answer.error,
             http_status=answer.http_status,
@@ -151,6 +195,27 @@ class Client:
             text=answer.text,
             reasoning=answer.reasoning,
             finish_reason=answer.finish_reason,
-            acceptance=read(answer.payloads) if read is not None and ok else None,
+            acceptance=None,
             correct=is_correct(answer.text, prompt.answer) if ok else None,
+            first_reasoning_ns=answer.first_reasoning_ns,
+            first_answer_ns=answer.first_answer_ns,
+            connect_ns=exchange.connect_ns,
+            worker=self._worker,
+            tries=tries,
         )
+
+
+def with_acceptance(
+    records: Sequence[RequestRecord],
+    tails: Mapping[int, tuple[bytes, ...]],
+    read: ReadAcceptance | None,
+) -> list[RequestRecord]:
+    """The records with each request's own acceptance, where its engine told it."""
+    if read is None:
+        return list(records)
+    return [
+        msgspec.structs.replace(r, acceptance=read(payloads_of(tails[r.index])))
+        if r.status == "ok" and r.index in tails
+        else r
+        for r in records
+    ]

@@ -23,8 +23,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt: a chat (`messages`), a raw text (`text`) or its `token_ids`; one of the three.
 
     `answer` is the right answer where there is one. `turns` are what the user says next in a
-    conversation, each after the answer to what was said before. `max_tokens` and `sampling` (request
-    fields) go before the plan's. `input_tokens`: its length where it is known.
+    conversation, each after the answer to what was said before. `max_tokens` and `sampling`
+    (request fields) go before the plan's. `input_tokens`: its length where it is known.
     """
 
     id: str

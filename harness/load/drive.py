@@ -1,27 +1,64 @@
-"""One cell driven to its end: an event loop, a client, an executor, a watch on the engine."""
+"""One cell driven to its end: in this process, or spread over several.
+
+In each a client, an executor and a watch on the engine share an event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter_ns
 
 import msgspec
 
-from harness.load.client import Asking, Client
+from harness.errors import HarnessError, one_line
+from harness.load.client import Asking, Client, ReadAcceptance, with_acceptance
+from harness.load.conversations import Share
 from harness.load.datasets import Prompt
-from harness.load.executors import OnDone, Stop, execute
-from harness.records import LoadPoint, RequestRecord
+from harness.load.executors import Stop, execute
+from harness.load.fidelity import CpuClock, LagSampler, few_collections
+from harness.load.slices import Board, Slice, Tally, Yield, read_yield, write
+from harness.load.worker import raise_file_limit
+from harness.records import ClientFigures, LoadPoint, RequestRecord
 
 WATCH_EVERY_S = 0.25
+START_IN_NS = 20_000_000
+"""From when all workers are ready to the common start."""
+STREAMS_PER_WORKER = 500
+RATE_PER_WORKER = 500.0
+ROOT = Path(__file__).resolve().parents[2]
+EngineGone = Callable[[], str | None]
+OnTally = Callable[[Tally], None]
 
 
 class Driven(msgspec.Struct, frozen=True, kw_only=True):
-    """A driven cell: its records, the share of a core this process used, and what stopped it."""
+    """A driven cell: its records by index, how each process fared, and what stopped it."""
 
     records: tuple[RequestRecord, ...]
-    client_cpu_share: float
+    client: tuple[ClientFigures, ...]
     interrupted: str | None
+
+    @property
+    def client_cpu_share(self) -> float:
+        """The largest share of a core that one process used."""
+        return max(figures.cpu_share for figures in self.client)
+
+
+def workers_for(load: LoadPoint, cores: int | None = None) -> int:
+    """How many processes a load is spread over where the plan does not say."""
+    rates = [load.request_rate or 0.0, *(max(s[1:]) for s in load.schedule or ())]
+    wanted = max((load.concurrency or 0) / STREAMS_PER_WORKER, max(rates) / RATE_PER_WORKER)
+    spare = max(1, (cores or os.cpu_count() or 1) // 2)  # the server has a right to the rest
+    return max(1, min(math.ceil(wanted), spare))
 
 
 def drive(
@@ -31,51 +68,179 @@ def drive(
     *,
     cell_id: str,
     seed: int,
-    engine_gone: Callable[[], str | None],
-    on_done: OnDone | None = None,
+    engine_gone: EngineGone,
+    on_tally: OnTally | None = None,
+    workers: int | None = None,
+    read_acceptance: ReadAcceptance | None = None,
 ) -> Driven:
     """Drive `load` and return when all its requests have ended.
 
     `engine_gone` is asked a few times a second; once it gives a reason the cell ends early.
+    `workers` None: as many processes as `workers_for` finds right; one is this process.
+    `read_acceptance` reads an engine's own figures out of an answer's last payloads.
     """
+    count = workers or workers_for(load)
+    slices = [
+        Slice(
+            asking=asking,
+            prompts=tuple(prompts),
+            load=load,
+            cell_id=cell_id,
+            seed=seed,
+            share=Share(worker=w, workers=count),
+        )
+        for w in range(count)
+    ]
+    tell = on_tally or (lambda tally: None)
+    if count == 1:
+        yields = [_drive_here(slices[0], engine_gone, tell)]
+    else:
+        yields = _drive_apart(slices, engine_gone, tell)
+    records = [
+        record for y in yields for record in with_acceptance(y.records, y.tails, read_acceptance)
+    ]
+    return Driven(
+        records=tuple(sorted(records, key=lambda record: record.index)),
+        client=tuple(y.figures for y in yields),
+        interrupted=next((y.interrupted for y in yields if y.interrupted is not None), None),
+    )
+
+
+async def drive_slice(
+    work: Slice, stop: Stop, on_tally: OnTally, *, start_ns: int | None = None
+) -> Yield:
+    """Drive one process's part of a load, in the running event loop."""
+    client = Client(work.asking, work.cell_id, worker=work.share.worker)
+    tally = Tally()
+
+    def count(record: RequestRecord) -> None:
+        nonlocal tally
+        tally = tally.plus(record)
+        on_tally(tally)
+
+    with few_collections():
+        clock, lag = CpuClock(), LagSampler()
+        try:
+            records = await execute(
+                client.ask,
+                work.prompts,
+                work.load,
+                seed=work.seed,
+                stop=stop,
+                on_done=count,
+                share=work.share,
+                start_ns=start_ns,
+                cell_id=work.cell_id,
+            )
+        finally:
+            lags = lag.stop()
+            await client.aclose()
+        figures = clock.figures(work.share.worker, lags)
+    return Yield(
+        records=tuple(records), tails=client.tails, figures=figures, interrupted=stop.reason
+    )
+
+
+def _drive_here(work: Slice, engine_gone: EngineGone, on_tally: OnTally) -> Yield:
     import uvloop
 
-    begun, cpu = time.perf_counter(), time.process_time()
-    records, interrupted = uvloop.run(
-        _drive(asking, prompts, load, cell_id, seed, engine_gone, on_done)
-    )
-    wall = time.perf_counter() - begun
-    return Driven(
-        records=tuple(records),
-        client_cpu_share=(time.process_time() - cpu) / wall if wall > 0 else 0.0,
-        interrupted=interrupted,
-    )
+    raise_file_limit()
+
+    async def go() -> Yield:
+        stop = Stop()
+        watch = asyncio.create_task(_watch(engine_gone, stop))
+        try:
+            return await drive_slice(work, stop, on_tally)
+        finally:
+            watch.cancel()
+
+    done: Yield = uvloop.run(go())
+    return done
 
 
-async def _drive(
-    asking: Asking,
-    prompts: Sequence[Prompt],
-    load: LoadPoint,
-    cell_id: str,
-    seed: int,
-    engine_gone: Callable[[], str | None],
-    on_done: OnDone | None,
-) -> tuple[list[RequestRecord], str | None]:
-    stop = Stop()
-    client = Client(asking, cell_id)
-    watch = asyncio.create_task(_watch(engine_gone, stop))
-    try:
-        records = await execute(client.ask, prompts, load, seed=seed, stop=stop, on_done=on_done)
-    finally:
-        watch.cancel()
-        client.close()
-    return records, stop.reason
-
-
-async def _watch(engine_gone: Callable[[], str | None], stop: Stop) -> None:
+async def _watch(engine_gone: EngineGone, stop: Stop) -> None:
     while True:
         reason = engine_gone()
         if reason is not None:
             stop.set(reason)
             return
         await asyncio.sleep(WATCH_EVERY_S)
+
+
+def _drive_apart(slices: list[Slice], engine_gone: EngineGone, on_tally: OnTally) -> list[Yield]:
+    """One process a slice; they begin together, and none outlives this call."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spec-harness-")))
+        board = Board(folder / "board", len(slices), create=True)
+        stack.callback(board.close)
+        processes = []
+        for work in slices:
+            process = _start(folder, work)
+            stack.callback(_end, process)
+            processes.append(process)
+        _wait(processes, board.all_ready, folder)
+        board.start_ns = perf_counter_ns() + START_IN_NS
+        told = False
+
+        def over() -> bool:
+            nonlocal told
+            on_tally(board.tally())
+            reason = None if told else engine_gone()
+            if reason is not None:
+                told = True
+                for process in processes:
+                    _order(process, reason)
+            return all(process.poll() is not None for process in processes)
+
+        _wait(processes, over, folder)
+        return [read_yield(folder / f"{work.share.worker}.records") for work in slices]
+
+
+def _start(folder: Path, work: Slice) -> subprocess.Popen[bytes]:
+    worker = work.share.worker
+    paths = [folder / f"{worker}.slice", folder / f"{worker}.records", folder / "board"]
+    write(paths[0], work)
+    with open(folder / f"{worker}.log", "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "harness.load.worker", *map(str, paths)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def _wait(
+    processes: list[subprocess.Popen[bytes]], until: Callable[[], bool], folder: Path
+) -> None:
+    """Until `until` holds. Raises `HarnessError` where a worker ended without its records."""
+    while not until():
+        _check(processes, folder)
+        time.sleep(0.02)
+    _check(processes, folder)
+
+
+def _check(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    for worker, process in enumerate(processes):
+        if process.poll() is not None and not (folder / f"{worker}.records").exists():
+            said = (folder / f"{worker}.log").read_text("utf-8", "replace").strip().splitlines()
+            raise HarnessError(
+                f"load generating process {worker} ended with {process.returncode}: "
+                f"{one_line(said[-1]) if said else 'it said nothing'}"
+            )
+
+
+def _order(process: subprocess.Popen[bytes], reason: str) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it has ended already
+        process.stdin.write(one_line(reason).encode() + b"\n")
+        process.stdin.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    if process.poll() is None:
+        process.kill()
+    process.wait()

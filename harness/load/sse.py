@@ -26,6 +26,8 @@ class SseParser:
     Bytes stay bytes, so that a read that ends within a UTF-8 sequence does no harm.
     """
 
+    __slots__ = ("_begun", "_data", "_held", "_kind", "_skip_lf", "_tail")
+
     def __init__(self) -> None:
         self._tail = b""
         self._skip_lf = False
@@ -36,6 +38,18 @@ class SseParser:
 
     def feed(self, read: bytes) -> list[Event]:
         """The events completed by `read`, in order."""
+        # Nearly every read of a stream of tokens is one whole event of one line.
+        if read[:6] == b"data: " and read[-2:] == b"\n\n" and not self._midway():
+            data = read[6:-2]
+            if data and b"\n" not in data and b"\r" not in data:
+                self._begun = True
+                return [Event(data)]
+        return self._feed_lines(read)
+
+    def _midway(self) -> bool:
+        return bool(self._tail or self._data or self._kind or self._skip_lf)
+
+    def _feed_lines(self, read: bytes) -> list[Event]:
         if not read:
             return []
         if self._skip_lf and read[0] == 0x0A:

@@ -1,4 +1,4 @@
-"""Every figure the harness reports, declared once: formula, unit, and when it is undefined.
+"""Every figure the harness reports, computed; `measure.definitions` declares each one.
 
 Clock readings are `perf_counter_ns` integers of the client; durations are seconds. A figure that
 is undefined is None, never zero. `docs/metrics.md` says the same in prose.
@@ -7,116 +7,28 @@ is undefined is None, never zero. `docs/metrics.md` says the same in prose.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
-from harness.records import Distribution, DraftCounts, Metrics, RequestRecord
+from harness.measure.definitions import DEFINITIONS as DEFINITIONS
+from harness.measure.definitions import LATE_S
+from harness.measure.definitions import Better as Better
+from harness.measure.definitions import Metric as Metric
+from harness.measure.steady import Level, Window, steady_window
+from harness.records import (
+    CategoryFigures,
+    Distribution,
+    DraftCounts,
+    LoadPoint,
+    Metrics,
+    RequestRecord,
+    Steady,
+)
 
 NS = 1e9
 LONGEST_STEP = 256
 """Tokens of one verify step; no engine drafts as many."""
-Better = Literal["higher", "lower"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One figure's definition. `better`: which direction a user wants, None where neither."""
-
-    name: str
-    unit: str
-    formula: str
-    undefined: str
-    better: Better | None
-
-
-DEFINITIONS: dict[str, Metric] = {
-    m.name: m
-    for m in (
-        Metric(
-            name="ttft_s", unit="s", better="lower",
-            formula="arrival of the first chunk - request sent",
-            undefined="no chunk came, or the request never was sent",
-        ),
-        Metric(
-            name="e2el_s", unit="s", better="lower",
-            formula="arrival of the last chunk - request sent",
-            undefined="no chunk came, or the request never was sent",
-        ),
-        Metric(
-            name="tpot_s", unit="s", better="lower",
-            formula="(e2el - ttft) / (output_tokens - tokens in the first chunk)",
-            undefined="one chunk alone, or the server says no token counts per chunk",
-        ),
-        Metric(
-            name="icl_s", unit="s", better="lower",
-            formula="gap between neighbouring chunks (under speculation: one verify step)",
-            undefined="fewer than two chunks",
-        ),
-        Metric(
-            name="itl_s", unit="s", better="lower",
-            formula="gap between neighbouring chunks, as gaps between tokens",
-            undefined="any chunk of the cell carries another number of tokens than one",
-        ),
-        Metric(
-            name="send_lag_s", unit="s", better="lower",
-            formula="request sent - request due",
-            undefined="closed loop: nothing is due",
-        ),
-        Metric(
-            name="ttft_from_due_s", unit="s", better="lower",
-            formula="arrival of the first chunk - request due",
-            undefined="closed loop, or no chunk came",
-        ),
-        Metric(
-            name="e2el_from_due_s", unit="s", better="lower",
-            formula="arrival of the last chunk - request due",
-            undefined="closed loop, or no chunk came",
-        ),
-        Metric(
-            name="output_tokens_per_s", unit="tokens/s", better="higher",
-            formula="output tokens of whole answers / (last arrival - first sent)",
-            undefined="no whole answer, or one whose tokens the server did not count",
-        ),
-        Metric(
-            name="requests_per_s", unit="requests/s", better="higher",
-            formula="whole answers / (last arrival - first sent)",
-            undefined="no whole answer",
-        ),
-        Metric(
-            name="request_rate_achieved", unit="requests/s", better=None,
-            formula="(requests sent - 1) / (last sent - first sent)",
-            undefined="closed loop, or fewer than two requests were sent",
-        ),
-        Metric(
-            name="task_accuracy", unit="fraction", better="higher",
-            formula="right answers / whole answers to prompts with a known answer",
-            undefined="no prompt has a known answer",
-        ),
-        Metric(
-            name="acceptance_rate", unit="fraction", better="higher",
-            formula="accepted draft tokens / drafted tokens, counts pooled",
-            undefined="nothing was drafted, or the source does not count drafted tokens",
-        ),
-        Metric(
-            name="acceptance_length", unit="tokens", better="higher",
-            formula="1 + accepted draft tokens / drafts (the bonus token included)",
-            undefined="no drafts",
-        ),
-        Metric(
-            name="per_position", unit="fraction", better="higher",
-            formula="[i] = drafts accepted at least to position i / drafts (unconditional)",
-            undefined="no drafts, or the source does not tell positions",
-        ),
-        Metric(
-            name="per_position_conditional", unit="fraction", better="higher",
-            formula="[i] = per_position[i] / per_position[i-1], with 1 before the first",
-            undefined="[i]: nothing was accepted at position i-1",
-        ),
-    )
-}  # fmt: skip
 
 
 def _since(start_ns: int | None, end_ns: int | None) -> float | None:
@@ -162,6 +74,21 @@ def e2el_from_due_s(r: RequestRecord) -> float | None:
     return _since(r.due_ns, r.chunk_ns[-1] if r.chunk_ns else None)
 
 
+def connect_s(r: RequestRecord) -> float | None:
+    """How long the request's connection took to set up, in seconds, before it was sent."""
+    return None if r.connect_ns is None else r.connect_ns / NS
+
+
+def time_to_first_answer_s(r: RequestRecord) -> float | None:
+    """Time to the first chunk with anything but thinking, in seconds."""
+    return _since(r.sent_ns, r.first_answer_ns)
+
+
+def time_to_first_reasoning_s(r: RequestRecord) -> float | None:
+    """Time to the first chunk with thinking, in seconds."""
+    return _since(r.sent_ns, r.first_reasoning_ns)
+
+
 def distribution(values: Sequence[float | None]) -> Distribution:
     """Mean and percentiles (linear between the neighbours) of the values that are defined."""
     known = [v for v in values if v is not None]
@@ -186,39 +113,155 @@ def _all_or_none(values: Sequence[int | None]) -> int | None:
     return sum(known) if known and len(known) == len(values) else None
 
 
-def cell_metrics(records: Sequence[RequestRecord]) -> Metrics:
-    """All figures of one cell. Latencies and tokens are of whole answers alone."""
+def cell_metrics(
+    records: Sequence[RequestRecord],
+    load: LoadPoint | None = None,
+    *,
+    meets: Callable[[RequestRecord], bool] | None = None,
+    least: Level = "steady",
+) -> Metrics:
+    """All figures of one cell. Latencies and tokens are of whole answers alone.
+
+    Latencies are of the requests of the steady window, the gaps between chunks of those that
+    arrived in it; counts are of the whole phase. Without a `load` the window is the whole phase.
+    `meets` tells whether a request met the service levels; None: there are none. `least`: see
+    `steady_window`.
+    """
     ok = [r for r in records if r.status == "ok"]
+    window = steady_window(records, load, least)
+    inside = [r for r in ok if window is not None and window.has(r)]
     duration = _since(*window_ns(records))
     tokens = _all_or_none([r.output_tokens for r in ok])
     timed = duration if duration and ok else None
-    one_token_chunks = bool(ok) and all(
-        r.chunk_tokens is not None and set(r.chunk_tokens) == {1} for r in ok
-    )
-    gaps = distribution([gap for r in ok for gap in icl_s(r)])
+    gaps = _gaps(ok, window)
     judged = [r.correct for r in ok if r.correct is not None]
 
     def opened(of: Callable[[RequestRecord], float | None]) -> Distribution | None:
-        found = distribution([of(r) for r in ok])
+        found = distribution([of(r) for r in inside])
         return found if found.n else None
 
     return Metrics(
-        ttft_s=distribution([ttft_s(r) for r in ok]),
-        tpot_s=distribution([tpot_s(r) for r in ok]),
+        ttft_s=distribution([ttft_s(r) for r in inside]),
+        tpot_s=distribution([tpot_s(r) for r in inside]),
         icl_s=gaps,
-        itl_s=gaps if one_token_chunks else None,
-        e2el_s=distribution([e2el_s(r) for r in ok]),
+        itl_s=gaps if _one_token_chunks(ok) else None,
+        e2el_s=distribution([e2el_s(r) for r in inside]),
         send_lag_s=opened(send_lag_s),
         ttft_from_due_s=opened(ttft_from_due_s),
         e2el_from_due_s=opened(e2el_from_due_s),
         requests_ok=len(ok),
-        requests_failed=len(records) - len(ok),
+        requests_failed=len(records) - len(ok) - sum(dropped(r) for r in records),
         prompt_tokens=_all_or_none([r.prompt_tokens for r in ok]),
         output_tokens=tokens,
-        output_tokens_per_s=tokens / timed if tokens is not None and timed else None,
+        output_tokens_per_s=_tokens_per_s(ok, window, tokens, timed),
         requests_per_s=len(ok) / timed if timed else None,
         request_rate_achieved=_achieved(records),
         duration_s=duration,
+        task_accuracy=sum(judged) / len(judged) if judged else None,
+        task_n=len(judged),
+        steady=_told(window, records),
+        connect_s=opened(connect_s),
+        time_to_first_answer_s=opened(time_to_first_answer_s),
+        time_to_first_reasoning_s=opened(time_to_first_reasoning_s),
+        requests_dropped=sum(dropped(r) for r in records),
+        requests_late=_late(records),
+        goodput_per_s=sum(map(meets, ok)) / timed if meets and timed else None,
+        goodput_share=_share(records, window, meets),
+    )
+
+
+def dropped(r: RequestRecord) -> bool:
+    """Whether the request was due but never sent, as too many were under way."""
+    return r.status == "cancelled" and r.sent_ns is None and r.due_ns is not None
+
+
+def _one_token_chunks(ok: Sequence[RequestRecord]) -> bool:
+    return bool(ok) and all(r.chunk_tokens is not None and set(r.chunk_tokens) == {1} for r in ok)
+
+
+def _gaps(ok: Sequence[RequestRecord], window: Window | None) -> Distribution:
+    """Of the gaps whose later chunk arrived in the window."""
+    if window is None or window.level == "whole":
+        return distribution([gap for r in ok for gap in icl_s(r)])
+    return distribution(
+        [
+            gap
+            for r in ok
+            for gap, later in zip(icl_s(r), r.chunk_ns[1:], strict=True)
+            if window.holds(later)
+        ]
+    )
+
+
+def _tokens_per_s(
+    ok: Sequence[RequestRecord], window: Window | None, tokens: int | None, timed: float | None
+) -> float | None:
+    """Arrivals in the window of all answers, also of those that began before or ended after it."""
+    if tokens is None or not timed or window is None:
+        return None
+    told = all(r.chunk_tokens is not None for r in ok)
+    if window.level != "steady" or not told or window.end_ns <= window.begin_ns:
+        return tokens / timed
+    arrived = sum(
+        count
+        for r in ok
+        for at, count in zip(r.chunk_ns, r.chunk_tokens or (), strict=False)
+        if window.begin_ns < at <= window.end_ns
+    )
+    return arrived / ((window.end_ns - window.begin_ns) / NS)
+
+
+def _told(window: Window | None, records: Sequence[RequestRecord]) -> Steady | None:
+    if window is None:
+        return None
+    first = min(r.sent_ns for r in records if r.sent_ns is not None)
+    return Steady(
+        begin_s=(window.begin_ns - first) / NS,
+        end_s=(window.end_ns - first) / NS,
+        level=window.level,
+        rule=window.rule,
+        requests=window.requests,
+        growing=window.growing,
+    )
+
+
+def _late(records: Sequence[RequestRecord]) -> int | None:
+    lags = [lag for r in records if (lag := send_lag_s(r)) is not None]
+    return sum(lag > LATE_S for lag in lags) if lags else None
+
+
+def _share(
+    records: Sequence[RequestRecord],
+    window: Window | None,
+    meets: Callable[[RequestRecord], bool] | None,
+) -> float | None:
+    if meets is None or window is None:
+        return None
+    inside = [r for r in records if window.has(r)]
+    return sum(map(meets, inside)) / len(inside) if inside else None
+
+
+def by_category(records: Sequence[RequestRecord]) -> dict[str, CategoryFigures]:
+    """The figures of each category over the whole phase; none where no prompt has a category."""
+    groups: dict[str, list[RequestRecord]] = {}
+    for r in records:
+        if r.category is not None:
+            groups.setdefault(r.category, []).append(r)
+    return {name: _category(groups[name]) for name in sorted(groups)}
+
+
+def _category(records: Sequence[RequestRecord]) -> CategoryFigures:
+    ok = [r for r in records if r.status == "ok"]
+    counts = pool([r.acceptance for r in ok])
+    judged = [r.correct for r in ok if r.correct is not None]
+    return CategoryFigures(
+        requests=len(records),
+        ok=len(ok),
+        output_tokens=_all_or_none([r.output_tokens for r in ok]),
+        ttft_s=distribution([ttft_s(r) for r in ok]).mean,
+        tpot_s=distribution([tpot_s(r) for r in ok]).mean,
+        acceptance=counts,
+        acceptance_length=None if counts is None else acceptance_length(counts),
         task_accuracy=sum(judged) / len(judged) if judged else None,
         task_n=len(judged),
     )

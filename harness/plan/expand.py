@@ -2,58 +2,10 @@
 
 from __future__ import annotations
 
-from harness.errors import UsageError
-from harness.plan.schema import LoadSection, Plan
+from harness.plan.points import load_label
+from harness.plan.points import load_points as load_points
+from harness.plan.schema import Plan
 from harness.records import Cell, LoadPoint, Variant
-
-DEFAULT_REQUESTS = 16
-MOST_REQUESTS = 1_000_000
-
-
-def load_points(load: LoadSection) -> list[LoadPoint]:
-    """The loads of the plan in order: closed loop first, then open loop."""
-    if load.num_requests is not None and load.duration_s is not None:
-        raise UsageError("load: give num_requests or duration_s, not both")
-    count = load.num_requests
-    if count is None and load.duration_s is None:
-        count = DEFAULT_REQUESTS
-    concurrencies = load.concurrency
-    if concurrencies is None:
-        concurrencies = () if load.request_rate else (1,)
-    points = [
-        LoadPoint(mode="closed", concurrency=c, num_requests=count, duration_s=load.duration_s)
-        for c in concurrencies
-    ]
-    points += [
-        LoadPoint(mode="open", request_rate=r, num_requests=count, duration_s=load.duration_s)
-        for r in load.request_rate or ()
-    ]
-    if not points:
-        raise UsageError("load: no load point; give load.concurrency or load.request_rate")
-    _check_points(points)
-    return points
-
-
-def _check_points(points: list[LoadPoint]) -> None:
-    """Raise `UsageError` where two points would be one cell, or one is beyond any machine."""
-    labels = [load_label(point) for point in points]
-    for point, label in zip(points, labels, strict=True):
-        if labels.count(label) > 1:
-            key = "concurrency" if point.mode == "closed" else "request_rate"
-            raise UsageError(f"load.{key}: {label[1:]} is given twice; give each load point once")
-        due = (point.request_rate or 0.0) * (point.duration_s or 0.0)
-        if due > MOST_REQUESTS:
-            raise UsageError(
-                f"load.request_rate: {point.request_rate:g} a second for {point.duration_s:g} s "
-                f"are {due:.0f} requests; a cell holds at most {MOST_REQUESTS}"
-            )
-
-
-def load_label(load: LoadPoint) -> str:
-    """`c4` for a concurrency of 4, `q2.5` for 2.5 requests per second."""
-    if load.mode == "closed":
-        return f"c{load.concurrency}"
-    return f"q{load.request_rate:g}"
 
 
 def variant_order(variants: tuple[Variant, ...], repeat: int) -> tuple[Variant, ...]:

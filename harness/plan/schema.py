@@ -69,7 +69,7 @@ class DemoSection(Section, frozen=True, kw_only=True):
 
 
 class RateSegment(Section, frozen=True, kw_only=True):
-    """A stretch of `seconds` at `rate` requests per second, or on a straight line from it to `to`."""
+    """A stretch of `seconds` at `rate` requests per second, or on a straight line to `to`."""
 
     seconds: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
     rate: Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -79,18 +79,19 @@ class RateSegment(Section, frozen=True, kw_only=True):
 class LoadSection(Section, frozen=True, kw_only=True):
     """Load points, and how each is driven.
 
-    `concurrency`: closed loop; `request_rate`: open loop, per second; `schedule` (rate segments) and
-    `trace` (a JSONL file with timestamps): one open-loop point each. None of them said: closed loop
-    at 1. Several said: in that order. A cell ends after `num_requests`, `duration_s` or
+    `concurrency`: closed loop; `request_rate`: open loop, per second; `schedule` (rate segments)
+    and `trace` (a JSONL file with timestamps): one open-loop point each. None of them said: closed
+    loop at 1. Several said: in that order. A cell ends after `num_requests`, `duration_s` or
     `num_output_tokens`, whichever is said.
 
-    `arrival` draws the open loop's due times: `constant`, `poisson`, `gamma` with shape `burstiness`
-    (1 is Poisson, less is burstier), or `burst`: all at once. `think_time_s` (closed loop) passes
-    between an answer and the sender's next request; `max_request_rate` caps a closed loop's sending.
-    `max_concurrency` (open loop): an arrival that finds as many under way is dropped and counted.
-    `retries`: of requests answered 429 or 503, after the answer's Retry-After.
+    `arrival` draws the open loop's due times: `constant`, `poisson`, `gamma` with shape
+    `burstiness` (1 is Poisson, less is burstier), or `burst`: all at once. `think_time_s` (closed
+    loop) passes between an answer and the sender's next request; `max_request_rate` caps a closed
+    loop's sending. `max_concurrency` (open loop): an arrival that finds as many under way is
+    dropped and counted. `retries`: of requests answered 429 or 503, after the answer's Retry-After.
     `new_connections`: each request has a connection of its own, whose set-up counts in its TTFT.
     `workers`: load generating processes; None: as many as the load needs and the machine has.
+    `allow_client_bound`: take the figures although the load generator was the bottleneck.
     """
 
     concurrency: tuple[Positive, ...] | None = None
@@ -159,7 +160,7 @@ class WorkloadSection(Section, frozen=True, kw_only=True):
 
 
 class ClientSection(Section, frozen=True, kw_only=True):
-    """How servers are reached. `proxy` None: what the environment says (HTTP_PROXY and the like)."""
+    """How servers are reached. `proxy` None: as the environment says (HTTP_PROXY and the like)."""
 
     headers: dict[str, str] = {}
     verify_tls: bool = True

@@ -12,7 +12,13 @@ from harness.records import Caution, CellSummary, LaunchRecord, Manifest
 from harness.report import view, words
 from harness.report.run_data import RunData
 from harness.report.style import Plot
-from harness.report.tables import how_pooled, quality_rows
+from harness.report.tables import (
+    CATEGORY_COLUMNS,
+    category_rows,
+    how_pooled,
+    quality_rows,
+    window_rules,
+)
 from harness.report.verdict import standing, verdict_sentences
 from harness.report.view import Group, MetricRow
 
@@ -21,7 +27,8 @@ MOST_ERRORS_SHOWN = 5
 DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "output tokens/s",
-        "output tokens of whole answers, by the time from first sent to last chunk",
+        "tokens of whole answers that arrived in the steady window, by its length; where that is "
+        "the whole phase: output tokens, by the time from first sent to last chunk",
     ),
     ("TTFT", "from the request's last byte sent to the arrival of its first chunk"),
     (
@@ -29,6 +36,12 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "time from the first chunk to the last, by the tokens after the first chunk",
     ),
     ("E2E latency", "from the request's last byte sent to the arrival of its last chunk"),
+    (
+        "steady window",
+        "the part of a block after the ramp-up and before the drain; latencies are of the requests "
+        "sent in it, by a rule that is told below the results",
+    ),
+    ("goodput", "requests that met every service level of the plan, by the block's length"),
     ("gap between chunks", "one verify step with speculation, which may bring several tokens"),
     ("acceptance rate", "accepted draft tokens by drafted tokens, counts pooled"),
     ("acceptance length", "tokens a verify step yields: 1 + accepted by drafts"),
@@ -139,7 +152,7 @@ def make_page(run: RunData, plots: list[Plot]) -> Page:
         groups=[_group(group, void=void) for group in groups],
         overview_columns=OVERVIEW_COLUMNS,
         overview=[_overview_row(g, void=void) for g in groups] if len(groups) > 1 else [],
-        pooled=how_pooled(groups),
+        pooled=f"{how_pooled(groups)} {window_rules(groups)}".strip(),
         plots=plots,
         cell_columns=CELL_COLUMNS,
         cells=[_cell_row(cell) for cell in summary.cells],
@@ -202,6 +215,8 @@ def _group(group: Group, *, void: bool) -> dict[str, Any]:
         "basis": f"{blocks}; {words.plural(answered, 'answered request')}",
         "rows": [_metric(row, void=void) for row in group.rows],
         "quality": [(label.strip(), b, s) for label, b, s in quality_rows(group)],
+        "category_columns": CATEGORY_COLUMNS,
+        "categories": category_rows(group),
     }
 
 

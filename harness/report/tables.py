@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from harness.records import Summary
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 DASH = words.DASH
+MOST_CATEGORIES = 12
+"""With more the terminal shows no table of them; the page does."""
 
 VERDICT_STYLE: dict[str, str] = {"better": "green", "worse": "red", "same": "cyan"}
 STANDING_STYLE: dict[Standing, str] = {
@@ -42,8 +45,11 @@ def render_summary(summary: Summary) -> RenderableType:
         parts.append(_overview(groups))
     for group in groups:
         parts.append(_group_table(group, void=summary.void is not None))
+        if 0 < len(group.categories) <= MOST_CATEGORIES:
+            parts.append(_category_table(group))
     if groups:
         parts.append(Text(how_pooled(groups), style="dim"))
+        parts.append(Text(window_rules(groups), style="dim"))
     parts.extend(_notes(summary))
     return Stack(*parts)
 
@@ -127,6 +133,15 @@ def _group_table(group: Group, *, void: bool) -> Table:
     return table
 
 
+def _category_table(group: Group) -> Table:
+    table = _table("By category")
+    for i, name in enumerate(CATEGORY_COLUMNS):
+        table.add_column(name, justify="right" if i else "left", overflow="fold")
+    for row in category_rows(group):
+        table.add_row(*map(_plain, row))
+    return table
+
+
 def quality_rows(group: Group) -> list[tuple[str, str, str]]:
     """Label, baseline and speculative of all that has no ratio: acceptance, identity, accuracy."""
     pooled = group.acceptance
@@ -148,7 +163,72 @@ def quality_rows(group: Group) -> list[tuple[str, str, str]]:
     if base_failed or spec_failed:
         shares = (_failed(base_ok, base_failed), _failed(spec_ok, spec_failed))
         rows.append(("failed requests", *shares))
+    return [*rows, *_window_rows(group)]
+
+
+def _window_rows(group: Group) -> list[tuple[str, str, str]]:
+    """The steady window, and what there is of goodput and of dropped and late requests."""
+    both = [group.windows["baseline"], group.windows["speculative"]]
+
+    def row(label: str, of: Callable[[view.Window], str]) -> tuple[str, str, str]:
+        shown = [DASH if window is None else of(window) for window in both]
+        return label, shown[0], shown[1]
+
+    known = [window for window in both if window is not None]
+    rows = [row("in the steady window", lambda w: words.share(w.requests, w.of))] if known else []
+    if any(w.goodput_share is not None for w in known):
+        rows.append(row("met the service levels", lambda w: words.percent(w.goodput_share)))
+        rows.append(row("goodput, requests/s", lambda w: words.number(w.goodput_per_s)))
+    if any(w.dropped for w in known):
+        rows.append(row("dropped requests", lambda w: words.share(w.dropped, w.of)))
+    if any(w.late for w in known):
+        rows.append(row("sent late", lambda w: words.share(w.late, w.of)))
     return rows
+
+
+CATEGORY_COLUMNS = (
+    "category",
+    "answered",
+    "TPOT, ms, baseline",
+    "TPOT, ms, speculative",
+    "ratio",
+    "length",
+    "right, baseline",
+    "right, speculative",
+)
+
+
+def category_rows(group: Group) -> list[list[str]]:
+    """One row a category, by `CATEGORY_COLUMNS`; the ratio is of times, without an interval."""
+    rows = []
+    for name, sides in group.categories.items():
+        base, spec = sides["baseline"], sides["speculative"]
+        times = [side.tpot_s if side else None for side in (base, spec)]
+        ratio = times[1] / times[0] if times[0] and times[1] else None
+        known = [side for side in (base, spec) if side is not None]
+        rows.append(
+            [
+                words.one_line(name, 60),
+                words.share(sum(s.ok for s in known), sum(s.requests for s in known)),
+                *(words.milliseconds(t) for t in times),
+                words.ratio(ratio, None, None),
+                words.fixed(spec.acceptance_length if spec else None),
+                *(words.percent(s.accuracy.rate if s else None) for s in (base, spec)),
+            ]
+        )
+    return rows
+
+
+def window_rules(groups: tuple[Group, ...]) -> str:
+    """Which requests the latencies are of, each rule once; empty where none is known."""
+    rules = dict.fromkeys(
+        rule
+        for group in groups
+        for window in group.windows.values()
+        if window is not None
+        for rule in window.rules
+    )
+    return f"Steady window, which latencies are of: {'; or '.join(rules)}." if rules else ""
 
 
 def identical(group: Group) -> str:

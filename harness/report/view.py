@@ -16,6 +16,7 @@ from harness.analyse.integrity import total
 from harness.records import (
     VARIANTS,
     Acceptance,
+    CategoryFigures,
     Caution,
     CellSummary,
     Comparison,
@@ -77,6 +78,30 @@ class Accuracy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CategorySide:
+    """One variant's figures in one category, its cells pooled; seconds."""
+
+    ok: int
+    requests: int
+    tpot_s: float | None
+    acceptance_length: float | None
+    accuracy: Accuracy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """The steady windows of one variant's cells: how many `requests` they hold, `of` how many."""
+
+    requests: int
+    of: int
+    rules: tuple[str, ...]
+    goodput_share: float | None
+    goodput_per_s: float | None
+    dropped: int
+    late: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """One engine under one load: everything a report says of it.
 
@@ -95,6 +120,8 @@ class Group:
     method: str | None
     blocks: dict[str, int]
     requests: dict[str, tuple[int, int]]
+    windows: dict[str, Window | None]
+    categories: dict[str, dict[str, CategorySide | None]]
 
     @property
     def name(self) -> str:
@@ -175,6 +202,8 @@ def _group(
         method=next((c.method for c in mine.values()), None),
         blocks={v: sum(c.metrics is not None for c in side) for v, side in sides.items()},
         requests={v: _requests(side) for v, side in sides.items()},
+        windows={v: _window(side) for v, side in sides.items()},
+        categories=_categories(sides),
     )
 
 
@@ -285,6 +314,56 @@ def _requests(cells: Sequence[CellSummary]) -> tuple[int, int]:
     """Requests answered and requests failed."""
     known = [cell.metrics for cell in cells if cell.metrics is not None]
     return sum(m.requests_ok for m in known), sum(m.requests_failed for m in known)
+
+
+def _window(cells: Sequence[CellSummary]) -> Window | None:
+    known = [m for cell in cells if (m := cell.metrics) is not None and m.steady is not None]
+    if not known:
+        return None
+    return Window(
+        requests=sum(m.steady.requests for m in known if m.steady),
+        of=sum(m.requests_ok + m.requests_failed + m.requests_dropped for m in known),
+        rules=tuple(dict.fromkeys(m.steady.rule for m in known if m.steady)),
+        goodput_share=_mean_of([m.goodput_share for m in known]),
+        goodput_per_s=_mean_of([m.goodput_per_s for m in known]),
+        dropped=sum(m.requests_dropped for m in known),
+        late=sum(m.requests_late or 0 for m in known),
+    )
+
+
+def _categories(
+    sides: dict[str, list[CellSummary]],
+) -> dict[str, dict[str, CategorySide | None]]:
+    """By category and variant, in alphabetical order; none where there is one category or less."""
+    names = sorted({name for side in sides.values() for cell in side for name in cell.categories})
+    if len(names) < 2:
+        return {}
+    return {
+        name: {
+            v: _category([c.categories[name] for c in side if name in c.categories])
+            for v, side in sides.items()
+        }
+        for name in names
+    }
+
+
+def _category(parts: Sequence[CategoryFigures]) -> CategorySide | None:
+    """Pooled over blocks: counts added, mean times weighed by the answers they are of."""
+    if not parts:
+        return None
+    timed = [(p.tpot_s, p.ok) for p in parts if p.tpot_s is not None and p.ok]
+    counts = [p.acceptance for p in parts]
+    drafts = sum(c.drafts for c in counts if c is not None)
+    accepted = sum(c.accepted for c in counts if c is not None)
+    n = sum(p.task_n for p in parts)
+    right = sum((p.task_accuracy or 0.0) * p.task_n for p in parts)
+    return CategorySide(
+        ok=sum(p.ok for p in parts),
+        requests=sum(p.requests for p in parts),
+        tpot_s=sum(t * n for t, n in timed) / sum(n for _, n in timed) if timed else None,
+        acceptance_length=1 + accepted / drafts if drafts and None not in counts else None,
+        accuracy=Accuracy(rate=right / n if n else None, n=n),
+    )
 
 
 def cautions(summary: Summary) -> tuple[PlacedCaution, ...]:

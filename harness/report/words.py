@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import re
 
+from harness.analyse.compare import DASH as DASH
+from harness.analyse.compare import load_words
 from harness.errors import one_line as one_line
-from harness.records import LoadPoint
 
-DASH = "\N{EN DASH}"
+load_name = load_words
 
 
 def missing(value: float | None) -> bool:
@@ -78,14 +79,6 @@ def share(part: int, whole: int) -> str:
 def plural(n: int, one: str, many: str | None = None) -> str:
     """A count and its noun: 1 block, 3 blocks."""
     return f"{n:,d} {one if n == 1 else many or one + 's'}"
-
-
-def load_name(load: LoadPoint) -> str:
-    """A load in the reader's words: `concurrency 4` or `2.5 requests/s`."""
-    if load.mode == "open" or (load.concurrency is None and load.request_rate is not None):
-        rate = DASH if load.request_rate is None else f"{load.request_rate:g}"
-        return f"{rate} requests/s"
-    return f"concurrency {DASH if load.concurrency is None else load.concurrency}"
 
 
 def slug(*parts: str) -> str:

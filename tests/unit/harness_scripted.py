@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -69,7 +70,9 @@ class Seen:
 
 
 @asynccontextmanager
-async def serve(script: Script) -> AsyncIterator[tuple[str, Seen]]:
+async def serve(
+    script: Script, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[str, Seen]]:
     """Run the server in this event loop; yields its URL and what it sees."""
     seen = Seen()
 
@@ -108,9 +111,9 @@ async def serve(script: Script) -> AsyncIterator[tuple[str, Seen]]:
                 await writer.drain()
         return True
 
-    server = await asyncio.start_server(connection, "127.0.0.1", 0)
+    server = await asyncio.start_server(connection, "127.0.0.1", 0, ssl=tls)
     host, port = server.sockets[0].getsockname()[:2]
     try:
-        yield f"http://{host}:{port}", seen
+        yield f"{'https' if tls else 'http'}://{host}:{port}", seen
     finally:
         server.close()

@@ -14,8 +14,14 @@ from harness.analyse.integrity import compare_outputs
 from harness.analyse.statistics import paired_ratio, sign_test, t_quantile, verdict
 from harness.analyse.summary import summarise
 from harness.measure.store import to_json
-from harness.plan.schema import CompareSection, EngineSection, Plan, SamplingSection
-from harness.records import DraftCounts, LaunchRecord, Summary
+from harness.plan.schema import (
+    CompareSection,
+    EngineSection,
+    LoadSection,
+    Plan,
+    SamplingSection,
+)
+from harness.records import ClientFigures, DraftCounts, LaunchRecord, Summary, Timeline
 
 COUNTS = DraftCounts(drafts=20, drafted=60, accepted=30, per_position=(15, 10, 5))
 POSITIVE = st.floats(1e-3, 1e3)
@@ -275,6 +281,31 @@ def test_a_void_run_says_why_and_draws_no_verdict(data: object, needle: str) -> 
     summary = summarise(run_of([data, *good]))  # type: ignore[list-item]
     assert needle in (summary.void or "")
     assert {c.verdict for c in summary.comparisons} == {"undecided"}
+
+
+def client(**lags: float) -> Timeline:
+    figures = ClientFigures(
+        worker=0, cpu_share=0.1, cpu_s=1.0, loop_lag_max_s=1.0,
+        **{"loop_lag_p50_s": 0.0, "loop_lag_p99_s": 0.0, **lags},
+    )  # fmt: skip
+    return timeline(client=(figures,))
+
+
+def test_a_client_whose_loop_is_always_late_makes_the_run_void_unless_allowed() -> None:
+    late = cell("baseline", 0, scaled(1.0), time=client(loop_lag_p50_s=0.02))
+    assert "20.0 ms late at the median" in (summarise(run_of([late])).void or "")
+    plan = Plan(load=LoadSection(allow_client_bound=True))
+    assert summarise(run_of([late], plan=plan)).void is None
+
+
+def test_a_client_whose_loop_is_late_now_and_then_is_told() -> None:
+    data = cell("baseline", 0, scaled(1.0), time=client(loop_lag_p99_s=0.04))
+    (caution,) = [
+        c for c in summarise(run_of([data])).cells[0].cautions if c.code == "client_loop_lag"
+    ]
+    assert "40 ms late (p99; the mean TTFT is 100 ms)" in caution.text
+    in_time = cell("baseline", 0, scaled(1.0), time=client(loop_lag_p99_s=0.009))
+    assert not summarise(run_of([in_time])).cells[0].cautions
 
 
 _VARIANTS = (("baseline", 1.0), ("speculative", 0.5))

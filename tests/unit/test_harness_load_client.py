@@ -27,9 +27,9 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.load.answer import AnswerReader, split_reasoning
-from harness.load.client import Asking, Client, check_prompts, request_body
+from harness.load.client import Asking, Client, check_prompts, request_body, with_acceptance
 from harness.load.datasets import Prompt
-from harness.load.http import Origin
+from harness.load.origin import Origin
 from harness.plan.schema import SamplingSection
 from harness.records import DraftCounts, RequestRecord
 
@@ -53,7 +53,7 @@ def ask(script: Script, times: int = 1, **more: Any) -> tuple[list[RequestRecord
         async with serve(script) as (url, seen):
             client = Client(asking(url, **more), "cell")
             records = [await client.ask(i, PROMPT, None) for i in range(times)]
-            client.close()
+            await client.aclose()
             return records, seen
 
     return asyncio.run(go())
@@ -132,7 +132,7 @@ def test_completions_endpoint_reads_text() -> None:
             client = Client(asking(f"{url}/v1", endpoint="completions"), "cell")
             record = await client.ask(0, Prompt(id="t", text="x"), None)
             assert seen.headers[0].startswith("POST /v1/completions HTTP/1.1")
-            client.close()
+            await client.aclose()
             return record
 
     record = asyncio.run(go())
@@ -275,7 +275,7 @@ def test_usage_that_runs_backwards_fails_its_request() -> None:
 def test_no_payload_whatever_breaks_the_reader(payload: Any) -> None:
     for kind in ("text/event-stream", "application/json"):
         reader = AnswerReader()
-        reader.head(200, kind)
+        reader.head(200, {b"content-type": kind.encode()})
         raw = json.dumps(payload).encode()
         reader.piece(1, b"data: " + raw + b"\n\n" if "stream" in kind else raw)
         answer = reader.answer()
@@ -299,7 +299,7 @@ def test_an_answer_nobody_asked_for_is_not_taken_for_the_next_one() -> None:
             first = await client.ask(0, PROMPT, None)
             await asyncio.sleep(0.2)
             second = await client.ask(1, PROMPT, None)
-            client.close()
+            await client.aclose()
             return [first, second]
 
     assert [r.text for r in asyncio.run(go())] == ["2", "2"]
@@ -342,7 +342,7 @@ def test_a_request_larger_than_the_socket_buffer_is_sent_whole() -> None:
         async with serve(lambda n, b: stream(GOOD)) as (url, seen):
             client = Client(asking(url), "cell")
             record = await client.ask(0, prompt, None)
-            client.close()
+            await client.aclose()
             return record, seen
 
     record, seen = asyncio.run(go())
@@ -360,8 +360,16 @@ def test_per_request_acceptance_is_read_from_the_payloads() -> None:
     def read(payloads: list[dict[str, Any]]) -> DraftCounts:
         return DraftCounts(drafts=len(payloads), accepted=0)
 
-    (record,), _ = ask(lambda n, b: stream(GOOD), read_acceptance=read)
-    assert record.acceptance == DraftCounts(drafts=5, accepted=0)
+    async def go() -> list[RequestRecord]:
+        async with serve(lambda n, b: stream(GOOD if n == 0 else [])) as (url, _):
+            client = Client(asking(url), "cell")
+            records = [await client.ask(i, PROMPT, None) for i in range(2)]
+            await client.aclose()
+            return with_acceptance(records, client.tails, read)
+
+    good, empty = asyncio.run(go())
+    assert good.acceptance == DraftCounts(drafts=5, accepted=0)
+    assert empty.acceptance is None
 
 
 def test_clock_readings_agree_with_the_servers_own() -> None:
@@ -379,7 +387,7 @@ def test_any_split_of_the_body_gives_the_same_answer(cuts: list[int], newline: s
     raw = b"".join(event(c, newline) for c in chunks)
     edges = sorted({0, len(raw), *(c for c in cuts if c < len(raw))})
     reader = AnswerReader()
-    reader.head(200, "text/event-stream; charset=utf-8")
+    reader.head(200, {b"content-type": b"text/event-stream; charset=utf-8"})
     for i, (a, b) in enumerate(itertools.pairwise(edges)):
         reader.piece(i, raw[a:b])
     answer = reader.answer()

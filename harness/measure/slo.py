@@ -1,0 +1,65 @@
+"""Service levels: which requests met them. Goodput counts those alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from harness.measure.metrics import e2el_from_due_s, e2el_s, tpot_s, ttft_from_due_s, ttft_s
+from harness.records import RequestRecord
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that each figure of a request may be, in seconds; None: any."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2el_s: float | None = None
+
+    @property
+    def said(self) -> bool:
+        """Whether any level is set."""
+        return any(getattr(self, name) is not None for name in self.__struct_fields__)
+
+    def words(self) -> str:
+        """The levels in words, for example `ttft <= 200 ms, tpot <= 50 ms`."""
+        levels = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        return ", ".join(
+            f"{name.removesuffix('_s')} <= {1000 * bound:g} ms"
+            for name, bound in levels
+            if bound is not None
+        )
+
+
+def slo_of(plan: Mapping[str, Any]) -> Slo:
+    """The levels of a stored plan; none in a plan of a time before there were any."""
+    return msgspec.convert(plan.get("slo") or {}, Slo)
+
+
+def meets(r: RequestRecord, slo: Slo) -> bool:
+    """Whether the request was answered whole and within every level.
+
+    Open loop: the time to the first token and to the end count from when the request was due. A
+    time per token that is undefined, as of an answer in one chunk, breaks no level.
+    """
+    if r.status != "ok":
+        return False
+    due = r.due_ns is not None
+    found = {
+        "ttft_s": ttft_from_due_s(r) if due else ttft_s(r),
+        "tpot_s": tpot_s(r),
+        "e2el_s": e2el_from_due_s(r) if due else e2el_s(r),
+    }
+    if found["ttft_s"] is None:
+        return False
+    return all(
+        value is None or (bound := getattr(slo, name)) is None or value <= bound
+        for name, value in found.items()
+    )
+
+
+def attained(records: Sequence[RequestRecord], slo: Slo) -> tuple[int, int]:
+    """How many requests met the levels, and of how many: failed and dropped ones are missed."""
+    return sum(meets(r, slo) for r in records), len(records)
