@@ -14,7 +14,7 @@ from time import perf_counter_ns
 
 CLOCK_MONOTONIC = 1  # what perf_counter_ns reads on Linux
 ABSOLUTE = 1
-SPIN_NS = 500_000
+SPIN_NS = 1_500_000
 
 
 class _Timespec(ctypes.Structure):
@@ -48,13 +48,16 @@ class Alarm:
             await asyncio.sleep(0)
             return
         while (left_ns := due_ns - perf_counter_ns()) > 0:
-            if self._fd is not None and self._set(due_ns):
+            if self._set(due_ns):
                 self._waiter = self._loop.create_future()
                 await self._waiter
             else:  # a loop's timer may be late by a millisecond: the rest is spun through
-                await asyncio.sleep(max(0, left_ns - 3 * SPIN_NS) / 1e9)
+                await asyncio.sleep(max(0, left_ns - SPIN_NS) / 1e9)
 
     def _set(self, due_ns: int) -> bool:
+        """Set the kernel's timer; False where there is none."""
+        if self._libc is None:
+            return False
         seconds, nanoseconds = divmod(due_ns, 1_000_000_000)
         timer = _Timer(_Timespec(0, 0), _Timespec(seconds, nanoseconds))
         done: int = self._libc.timerfd_settime(self._fd, ABSOLUTE, ctypes.byref(timer), None)
@@ -70,10 +73,12 @@ class Alarm:
             self._waiter.set_result(None)
 
 
-def _open_timer() -> tuple[ctypes.CDLL, int | None]:
-    """A timer's descriptor; None where the system has none."""
+def _open_timer() -> tuple[ctypes.CDLL | None, int | None]:
+    """The C library and a timer's descriptor; None where the system has no such timer."""
+    if not sys.platform.startswith("linux"):
+        return None, None
     libc = ctypes.CDLL(None, use_errno=True)
-    if not sys.platform.startswith("linux") or not hasattr(libc, "timerfd_create"):
-        return libc, None
+    if not hasattr(libc, "timerfd_create"):
+        return None, None
     fd: int = libc.timerfd_create(CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
-    return libc, fd if fd >= 0 else None
+    return (libc, fd) if fd >= 0 else (None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
@@ -14,7 +15,8 @@ from harness.errors import UsageError
 from harness.load.answer import Answer, AnswerReader, payloads_of
 from harness.load.datasets import Prompt, is_correct
 from harness.load.origin import Origin
-from harness.load.transport import EXCHANGE, Exchange, StampingTransport
+from harness.load.transport import Exchange, StampingTransport
+from harness.load.turnstile import Turnstile
 from harness.plan.schema import ClientSection, SamplingSection
 from harness.records import DraftCounts, RequestRecord
 
@@ -112,25 +114,24 @@ class Client:
         }
         if asking.api_key:
             headers["Authorization"] = f"Bearer {asking.api_key}"
-        self._http = httpx.AsyncClient(
-            transport=StampingTransport(asking.client, fresh=asking.fresh_connections),
-            headers=headers,
-            timeout=httpx.Timeout(None, connect=asking.client.connect_timeout_s),
-            trust_env=False,
+        self._transport = StampingTransport(asking.client, fresh=asking.fresh_connections)
+        http = httpx.AsyncClient(transport=self._transport, headers=headers, trust_env=False)
+        self._template = self._transport.template(
+            http.build_request("POST", self._url), asking.client.connect_timeout_s
         )
+        self._turnstile = Turnstile()
         self.tails: dict[int, tuple[bytes, ...]] = {}
 
     async def aclose(self) -> None:
         """Close the connections kept alive."""
-        await self._http.aclose()
+        await self._transport.aclose()
 
     async def ask(self, index: int, prompt: Prompt, due_ns: int | None) -> RequestRecord:
         """Send one request and wait for its whole answer. A failure is a record, not an error."""
-        body = msgspec.json.encode(request_body(self._asking, prompt, index))
         tries = 0
         while True:
             tries += 1
-            answer, exchange = await self._attempt(body)
+            answer, exchange = await self._attempt(index, prompt)
             if answer.http_status not in RETRIED or tries > self._asking.retries:
                 break
             wait_s = RETRY_AFTER_S if answer.retry_after_s is None else answer.retry_after_s
@@ -144,16 +145,17 @@ class Client:
             self.tails[index] = answer.tail
         return self._record(index, prompt, due_ns, answer, exchange, tries)
 
-    async def _attempt(self, body: bytes) -> tuple[Answer, Exchange]:
+    async def _attempt(self, index: int, prompt: Prompt) -> tuple[Answer, Exchange]:
         reader = AnswerReader()
         exchange = Exchange(sink=reader)
-        request = self._http.build_request(
-            "POST", self._url, content=body, extensions={EXCHANGE: exchange}
-        )
         failure: str | None = None
         try:
+            await self._turnstile.enter()
+            body = msgspec.json.encode(request_body(self._asking, prompt, index))
             async with asyncio.timeout(self._asking.timeout_s):
-                await self._http.send(request)
+                await self._transport.exchange(self._template, body, exchange)
+            with contextlib.suppress(asyncio.CancelledError):  # the answer is whole already
+                await self._turnstile.enter()
         except TimeoutError:
             failure = f"no whole answer within {self._asking.timeout_s:g} s (load.timeout_s)"
         except httpx.TransportError as error:

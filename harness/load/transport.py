@@ -1,8 +1,8 @@
 """httpx's transport seam over connections of our own that stamp what is sent and what arrives.
 
-httpx builds the requests, knows authentication and headers; below it a request's answer goes piece
-by piece to the sink named in the request's extensions, stamped when it arrived and not when a
-coroutine got round to it. Without a sink the answer is gathered, as any transport does.
+As any transport it answers httpx's clients. The load's own requests go through `exchange`: httpx
+builds and authenticates one of them, whose head then serves for all; the answers go piece by piece
+to a sink, stamped when they arrived and not when a coroutine got round to it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from harness.load.connection import BodySink, Connection, ExchangeError, Intake
 from harness.load.pool import ConnectFailed, Pool, proxy_for, tls_context
 from harness.plan.schema import ClientSection
 
-EXCHANGE = "exchange"
-"""The request extension that holds an `Exchange`."""
+CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(kw_only=True)
@@ -38,8 +37,7 @@ class Exchange:
 class Gathered:
     """A sink that keeps an answer whole."""
 
-    def __init__(self, inner: BodySink | None = None) -> None:
-        self._inner = inner
+    def __init__(self) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.body: list[bytes] = []
@@ -47,13 +45,20 @@ class Gathered:
     def head(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         """The status line and headers have arrived."""
         self.status, self.headers = status, list(headers.items())
-        if self._inner is not None:
-            self._inner.head(status, headers)
-            self.piece = self._inner.piece  # type: ignore[method-assign]
 
     def piece(self, arrived_ns: int, data: bytes) -> None:
         """A piece of the body arrived."""
         self.body.append(data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """A request but for its body: its head's bytes, and where it goes."""
+
+    head: bytes
+    pool: Pool
+    request: httpx.Request
+    connect_timeout_s: float
 
 
 class StampingTransport(httpx.AsyncBaseTransport):
@@ -71,36 +76,65 @@ class StampingTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send `request`; returns when its answer is whole. Raises `httpx.TransportError`."""
-        wanted = request.extensions.get(EXCHANGE)
-        gathered = Gathered(wanted.sink if wanted is not None else None)
-        exchange = wanted or Exchange(sink=gathered)
-        try:
-            await self._exchange(request, gathered, exchange)
-        except ConnectFailed as error:
-            raise httpx.ConnectError(str(error), request=request) from None
-        except ExchangeError as error:
-            raise httpx.ReadError(str(error), request=request) from None
+        gathered = Gathered()
+        timeouts = request.extensions.get("timeout", {})
+        template = self.template(request, timeouts.get("connect") or CONNECT_TIMEOUT_S)
+        await self.exchange(template, await request.aread(), Exchange(sink=gathered))
         return httpx.Response(
             gathered.status,
             headers=gathered.headers,
             stream=httpx.ByteStream(b"".join(gathered.body)),
         )
 
-    async def _exchange(self, request: httpx.Request, sink: BodySink, exchange: Exchange) -> None:
-        """Send over a kept connection, once more over a new one if the server had closed it."""
+    def template(self, request: httpx.Request, connect_timeout_s: float) -> Template:
+        """What all requests that differ from `request` in their body alone have in common."""
         pool = self._pool(request.url)
-        message = self._message(request, pool, await request.aread())
-        timeout_s = request.extensions.get("timeout", {}).get("connect") or 10.0
+        target = request.url.raw_path
+        lines = [
+            b"%s: %s\r\n" % (name, value)
+            for name, value in request.headers.raw
+            if name.lower() not in (b"content-length", b"transfer-encoding")
+        ]
+        if pool.proxy is not None and request.url.scheme == "http":
+            target = str(request.url).encode("ascii")  # the proxy must know where to
+            if pool.proxy.authorization:
+                lines.append(f"Proxy-Authorization: {pool.proxy.authorization}\r\n".encode())
+        first = b"%s %s HTTP/1.1\r\n" % (request.method.encode("ascii"), target)
+        return Template(
+            head=b"".join([first, *lines]),
+            pool=pool,
+            request=request,
+            connect_timeout_s=connect_timeout_s,
+        )
+
+    async def exchange(self, template: Template, body: bytes, exchange: Exchange) -> None:
+        """Send a request with `body`; returns when its answer is whole.
+
+        Raises `httpx.TransportError`; what has arrived until then is in the exchange and its sink.
+        """
+        message = b"%sContent-Length: %d\r\n\r\n%s" % (template.head, len(body), body)
+        try:
+            await self._send(template, message, exchange)
+        except ConnectFailed as error:
+            raise httpx.ConnectError(str(error), request=template.request) from None
+        except ExchangeError as error:
+            raise httpx.ReadError(str(error), request=template.request) from None
+
+    async def _send(self, template: Template, message: bytes, exchange: Exchange) -> None:
+        """Send over a kept connection, once more over a new one if the server had closed it."""
+        pool = template.pool
         begun_ns = perf_counter_ns()
 
         def sent(at_ns: int) -> None:
             exchange.sent_ns = begun_ns if self._fresh else at_ns
 
         while True:
-            connection, used = await pool.take(fresh=self._fresh, timeout_s=timeout_s)
+            connection, used = await pool.take(
+                fresh=self._fresh, timeout_s=template.connect_timeout_s
+            )
             exchange.connect_ns = None if used else connection.connect_ns
             try:
-                exchange.end_ns = await connection.exchange(message, sink, sent)
+                exchange.end_ns = await connection.exchange(message, exchange.sink, sent)
                 return
             except ExchangeError as error:
                 if not (used and error.retry):
@@ -129,18 +163,6 @@ class StampingTransport(httpx.AsyncBaseTransport):
                 proxy=proxy_for(url.scheme, url.host, self._client.proxy),
             )
         return pool
-
-    @staticmethod
-    def _message(request: httpx.Request, pool: Pool, body: bytes) -> bytes:
-        """The request as bytes. A proxy that forwards plain HTTP is told the whole URL."""
-        target = request.url.raw_path
-        lines = [b"%s: %s\r\n" % (name, value) for name, value in request.headers.raw]
-        if pool.proxy is not None and request.url.scheme == "http":
-            target = str(request.url).encode("ascii")
-            if pool.proxy.authorization:
-                lines.append(f"Proxy-Authorization: {pool.proxy.authorization}\r\n".encode())
-        head = b"%s %s HTTP/1.1\r\n" % (request.method.encode("ascii"), target)
-        return b"".join([head, *lines, b"\r\n", body])
 
     async def aclose(self) -> None:
         """Close the connections kept alive."""

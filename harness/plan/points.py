@@ -91,7 +91,10 @@ def _arrivals(load: LoadSection) -> list[dict[str, Any]]:
 def _check_limits(load: LoadSection) -> None:
     given = [name for name in LIMITS if getattr(load, name) is not None]
     if len(given) > 1:
-        raise UsageError(f"load: give {given[0]} or {given[1]}, not both")
+        raise UsageError(
+            f"load: give {given[0]} or {given[1]}, not both; "
+            f"--set load.{given[0]}=none takes a profile's away"
+        )
     if load.arrival == "burst" and given and given != ["num_requests"]:
         raise UsageError(
             f"load.arrival=burst with load.{given[0]}: a burst is a number of requests at once; "
@@ -149,8 +152,8 @@ def _check_points(points: list[LoadPoint]) -> None:
     for point, label in zip(points, labels, strict=True):
         if labels.count(label) > 1:
             key = "concurrency" if point.mode == "closed" else "request_rate"
-            value = label[1:].partition("-")[0]
-            raise UsageError(f"load.{key}: {value} is given twice; give each load point once")
+            value = getattr(point, key)
+            raise UsageError(f"load.{key}: {value:g} is given twice; give each load point once")
         due = (point.request_rate or 0.0) * (point.duration_s or 0.0)
         if due > MOST_REQUESTS:
             raise UsageError(

@@ -58,10 +58,54 @@ def test_units() -> None:
     assert words.plural(3, "of them a near tie", "of them near ties") == "3 of them near ties"
 
 
-def test_load_names() -> None:
-    assert words.load_name(LoadPoint(mode="closed", concurrency=8)) == "concurrency 8"
-    assert words.load_name(LoadPoint(mode="open", request_rate=2.5)) == "2.5 requests/s"
-    assert words.load_name(LoadPoint(mode="closed")) == "concurrency –"
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (LoadPoint(mode="closed", concurrency=8), "concurrency 8"),
+        (LoadPoint(mode="closed"), "concurrency –"),
+        (
+            LoadPoint(mode="closed", concurrency=8, think_time_s=2.0, max_request_rate=5.0),
+            "concurrency 8, think time 2 s, at most 5 requests/s",
+        ),
+        (
+            LoadPoint(mode="closed", concurrency=8, think_time_s=2.0, think_time="exponential"),
+            "concurrency 8, think time about 2 s",
+        ),
+        (LoadPoint(mode="open", request_rate=2.5), "2.5 requests/s"),
+        (LoadPoint(mode="open"), "– requests/s"),
+        (LoadPoint(mode="open", request_rate=2.5, arrival="poisson"), "2.5 requests/s"),
+        (
+            LoadPoint(mode="open", request_rate=2.5, arrival="constant", max_concurrency=9),
+            "2.5 requests/s evenly spaced, at most 9 under way",
+        ),
+        (
+            LoadPoint(mode="open", request_rate=2.5, arrival="gamma", burstiness=0.5),
+            "2.5 requests/s of burstiness 0.5",
+        ),
+        (LoadPoint(mode="open", arrival="burst", num_requests=64), "64 requests at once"),
+        (
+            LoadPoint(
+                mode="open", arrival="schedule", schedule=((30.0, 2.0, 2.0), (15.0, 2.0, 8.0))
+            ),
+            "2, 8 requests/s over 45 s",
+        ),
+        (
+            LoadPoint(
+                mode="open",
+                arrival="schedule",
+                schedule=tuple((1.0, float(i), float(i)) for i in range(1, 10)),
+            ),
+            "1, 2, 3, …, 8, 9 requests/s over 9 s",
+        ),
+        (LoadPoint(mode="open", arrival="trace", trace="/a/b/t.jsonl"), "trace t.jsonl"),
+        (
+            LoadPoint(mode="open", arrival="trace", trace="t.jsonl", time_scale=0.5),
+            "trace t.jsonl, time scale 0.5",
+        ),
+    ],
+)
+def test_load_names(load: LoadPoint, said: str) -> None:
+    assert words.load_name(load) == said
 
 
 @given(st.text(), st.text())
