@@ -206,6 +206,8 @@ def test_the_command_tells_table_json_and_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     results = (outcome(), outcome(client="bare", miscounted=None, off=0.002))
+    wide = {"streams": 19_900, "off": 1.2345, "gap": 12.345, "chunks_per_s": 123_456.0}
+    results += (outcome(**wide), outcome(client="bare", **wide))
     report = story.Report(
         schema_version="1.0",
         calibration=SMALL,
@@ -218,7 +220,8 @@ def test_the_command_tells_table_json_and_exit_code(
     assert run_cli(monkeypatch, "--out", str(file)) == 0
     table = capsys.readouterr().out
     assert max(len(line) for line in table.splitlines()) <= 100
-    assert "…" not in table and "TTFT error 0.50 x the bare protocol's" in table
+    assert "…" not in table and "1234 " in table and "12345" in table
+    assert "TTFT error 0.50 x the bare protocol's" in table
     assert json.loads(file.read_bytes())["results"][0]["client"] == "ours"
 
     failed = msgspec.structs.replace(report, failures=("50 streams: 2 of 300 requests lost",))
