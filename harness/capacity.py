@@ -15,7 +15,7 @@ import msgspec
 from engines.base import EngineFailed
 from harness.analyse.bracket import SPAN, By, Look, Search, next_value, points, requests_needed
 from harness.analyse.data import CellData, RunData
-from harness.analyse.frontier import GAVE_UP, Capacity, capacity_of, load_unit, look_of
+from harness.analyse.frontier import GAVE_UP, Capacity, at_load, capacity_of, look_of
 from harness.attach import prepare_attached
 from harness.errors import UsageError
 from harness.load.datasets import Prompt, allot
@@ -187,7 +187,7 @@ def _go_on(
     stopped_by: int | None = None
     slo = slo_of(as_dict(prepared[0].plan))
     progress.say(
-        f"the highest {load_unit(search.by)} at which {search.attain:.0%} of the requests meet "
+        f"the highest {search.by} at which {search.attain:.0%} of the requests meet "
         f"{slo.words()}; {search.requests} requests a look"
     )
     progress.say(f"writing to {folder.path}")
@@ -237,7 +237,8 @@ def load_at(prepared: Prepared, search: Search, value: float) -> LoadPoint:
 def sent_in_a_look(search: Search, concurrency: int) -> int:
     """So many that the steady window holds about `search.requests`."""
     if search.by == "concurrency":
-        return search.requests + 2 * concurrency  # the opening wave and the drain
+        # The opening wave and the drain beside them, and a fifth of all in the window.
+        return max(search.requests + 2 * concurrency, math.ceil(2.5 * concurrency) + 1)
     return math.ceil(SPARE * search.requests)
 
 
@@ -344,7 +345,7 @@ class Hunt:
         (point,) = [p for p in points(self.looks, self.search) if p.value == value]
         again = point.judged == "undecided" and point.looks < self.search.looks
         self.progress.say(
-            f"{self.prepared.name} {self.variant} at {value:g} {load_unit(self.search.by)}: "
+            f"{self.prepared.name} {self.variant} at {at_load(self.search.by, value)}: "
             f"{point.met} of {point.of} met the levels "
             f"({point.low:.1%} to {point.high:.1%}): {point.judged}"
             + (", there was no steady state" if point.overloaded else "")

@@ -179,5 +179,10 @@ def _figures(blocks: list[Metrics], gpus: int | None) -> Figures:
 
 
 def load_unit(by: By) -> str:
-    """What loads are counted in."""
-    return "requests/s" if by == "rate" else "under way"
+    """What loads are counted in, as the head of a column."""
+    return "requests/s" if by == "rate" else "concurrency"
+
+
+def at_load(by: By, value: float) -> str:
+    """A load in words, for sentences."""
+    return f"{value:g} requests/s" if by == "rate" else f"concurrency {value:g}"

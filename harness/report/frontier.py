@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from harness.analyse.frontier import Capacity, Figures, Probe, VariantCapacity, load_unit
+from harness.analyse.bracket import By
+from harness.analyse.frontier import Capacity, Figures, Probe, VariantCapacity, at_load, load_unit
 from harness.report import style, words
 from harness.report.style import Plot
 
@@ -45,7 +46,7 @@ def render_text(found: Capacity, width: int = 100) -> str:
         name = words.one_line(f"{side.engine}, {side.variant}", 80)
         table = Table(title=escape(name), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for column in (load_unit(found.by), *COLUMNS):
-            table.add_column(column, justify="right")
+            table.add_column(column, justify="right", overflow="fold")
         for probe in side.probes:
             table.add_row(*_row(probe, found))
         console.print(table)
@@ -63,7 +64,7 @@ def _row(probe: Probe, found: Capacity) -> list[str]:
     return [
         f"{probe.value:g}",
         words.share(probe.met, probe.requests),
-        f"{words.percent(probe.low)}{words.DASH}{words.percent(probe.high)}",
+        f"{words.percent(probe.low, 0)}{words.DASH}{words.percent(probe.high, 0)}",
         probe.judged + (" (no steady state)" if probe.overloaded else ""),
         words.milliseconds(figures.ttft_p99_s),
         words.milliseconds(figures.tpot_mean_s),
@@ -74,14 +75,13 @@ def _row(probe: Probe, found: Capacity) -> list[str]:
 
 def sentences(found: Capacity) -> list[str]:
     """The answer: what is held, up to where, and how the variants compare."""
-    unit = load_unit(found.by)
     told = [
         f"At least {found.attain:.0%} of the requests meet {found.slo_words}, "
         f"with {found.confidence:.0%} confidence:"
     ]
     for side in found.variants:
         name = words.one_line(f"{side.engine} {side.variant}", 80)
-        told.append(f"  {name}: {_up_to(side, unit)}")
+        told.append(f"  {name}: {_up_to(side, found.by)}")
     for engine in dict.fromkeys(side.engine for side in found.variants):
         told.extend(_compared(engine, [s for s in found.variants if s.engine == engine]))
     return told
@@ -106,13 +106,13 @@ def _compared(engine: str, sides: Sequence[VariantCapacity]) -> list[str]:
     ]
 
 
-def _up_to(side: VariantCapacity, unit: str) -> str:
+def _up_to(side: VariantCapacity, by: By) -> str:
     missed = "" if side.lowest_missed is None else f"missed at {side.lowest_missed:g}"
     doubt = ", ".join(f"{v:g}" for v in side.undecided)
     rest = "; ".join(part for part in (missed, doubt and f"undecided at {doubt}") if part)
     if side.highest_met is None:
         return f"held at no load that was tried ({rest or 'nothing was measured'})"
-    return f"held up to {side.highest_met:g} {unit}" + (
+    return f"held up to {at_load(by, side.highest_met)}" + (
         f" ({rest})" if rest else ", the highest tried"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -89,6 +90,35 @@ def test_a_concurrency_is_found(start: Start, tmp_path: Path) -> None:
     assert found["highest_met"] == 2
     assert found["lowest_missed"] in (3, 4)
     assert Path(done.stderr.strip().splitlines()[-1]).is_dir()
+
+
+def test_a_search_that_is_cut_short_goes_on_from_its_looks(start: Start, tmp_path: Path) -> None:
+    options = ["--url", start("--slots", "2"), *QUICK, "--by", "concurrency", "--most", "8"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "capacity", *options, "--slo", "ttft=30ms",
+         "--out", str(tmp_path / "out")],
+        cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "met the levels" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    told, complaint = process.communicate(timeout=60)
+    assert process.returncode == 130, complaint
+    assert "harness resume" in complaint
+    folder = Path(told.strip().splitlines()[-1])
+    (before,) = json.loads((folder / "capacity.json").read_text())["variants"]
+    kept = {c: (folder / "cells" / c / "requests.parquet").read_bytes()
+            for p in before["probes"] for c in p["cells"]}  # fmt: skip
+    assert kept
+    done = harness("resume", str(folder))
+    assert done.returncode == 0, done.stderr
+    (after,) = json.loads((folder / "capacity.json").read_text())["variants"]
+    assert after["highest_met"] == 2
+    assert len(after["probes"]) > len(before["probes"])
+    for name, data in kept.items():
+        assert (folder / "cells" / name / "requests.parquet").read_bytes() == data
 
 
 @pytest.mark.parametrize(
