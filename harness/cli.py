@@ -19,6 +19,7 @@ import typer.core
 from harness.errors import HarnessError, UsageError, printable
 
 if TYPE_CHECKING:
+    from harness.prepare import Request
     from harness.run import Outcome
 
 
@@ -60,71 +61,148 @@ engines_app = typer.Typer(
 app.add_typer(engines_app, name="engines")
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Engines = Annotated[
+    list[str] | None,
+    typer.Option("--engine", help="reference, vllm, sglang or openai; several: side by side."),
+]
+Profile = Annotated[str | None, typer.Option(help="A profile's name, or a TOML file.")]
+Urls = Annotated[
+    list[str] | None,
+    typer.Option("--url", help="A running server's root; or baseline=URL and speculative=URL."),
+]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the plan.")
+]
+Variants = Annotated[
+    str | None, typer.Option(help="baseline,speculative (the default) or one of them.")
+]
+Out = Annotated[Path, typer.Option(help="Where the run's folder is made.")]
+Slos = Annotated[
+    list[str] | None,
+    typer.Option("--slo", metavar="LEVELS", help="Service levels, such as ttft=0.2,tpot=50ms."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, not as a table.")]
 TAIL_SHOWN = 8
 
 
 @app.command()
 def run(
-    engine: Annotated[
-        list[str] | None,
-        typer.Option(help="reference, vllm, sglang or openai; several: side by side."),
-    ] = None,
-    profile: Annotated[str | None, typer.Option(help="A profile's name, or a TOML file.")] = None,
-    url: Annotated[
-        list[str] | None,
-        typer.Option(help="A running server's root; or baseline=URL and speculative=URL."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the plan."),
-    ] = None,
-    variants: Annotated[
-        str | None, typer.Option(help="baseline,speculative (the default) or one of them.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Where the run's folder is made.")] = Path("results"),
+    engine: Engines = None,
+    profile: Profile = None,
+    url: Urls = None,
+    set_: Sets = None,
+    slo: Slos = None,
+    variants: Variants = None,
+    out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:
     """Measure an engine with and without a drafter. With no options: the demo, on this CPU."""
-    urls = parse_urls(url or [])
-    names = tuple(engine or (["openai"] if urls else ["reference"]))
-    if urls and len(names) > 1:
-        raise UsageError("--url: give one --engine with it, not several")
-    from harness.prepare import Request
     from harness.progress import make_progress
     from harness.run import run as do_run
 
-    request = Request(
-        engines=names,
-        profile=profile,
-        urls=urls,
-        sets=tuple(set_ or ()),
-        variants=parse_variants(variants),
-        out=out,
-        command=("python", "-m", "harness", *sys.argv[1:]),
-    )
+    request = request_of(engine, profile, url, variants, out, [*(set_ or ()), *levels(slo)])
     with make_progress() as progress:
         outcome = do_run(request, progress)
     finish(outcome, as_json)
 
 
 @app.command()
+def capacity(
+    engine: Engines = None,
+    profile: Profile = None,
+    url: Urls = None,
+    set_: Sets = None,
+    slo: Slos = None,
+    by: Annotated[str, typer.Option(help="Search for a rate, or for a concurrency.")] = "rate",
+    attain: Annotated[float, typer.Option(help="Share that must meet the levels.")] = 0.9,
+    confidence: Annotated[float, typer.Option(help="Confidence of the answer.")] = 0.95,
+    resolution: Annotated[float, typer.Option(help="How close, as a share of the load.")] = 0.1,
+    start: Annotated[float | None, typer.Option(help="The first load. Default: 1.")] = None,
+    most: Annotated[float | None, typer.Option(help="No load above it is tried.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests a look.")] = None,
+    variants: Variants = None,
+    out: Out = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Find the highest load at which the service levels hold, with and without a drafter."""
+    if by not in ("rate", "concurrency"):
+        raise UsageError(f"--by {by}: give rate or concurrency")
+    from harness.capacity import Wanted
+    from harness.capacity import capacity as do_capacity
+    from harness.progress import make_progress
+
+    wanted = Wanted(
+        by="rate" if by == "rate" else "concurrency",
+        attain=attain,
+        confidence=confidence,
+        resolution=resolution,
+        start=start,
+        most=most,
+        requests=requests,
+    )
+    request = request_of(engine, profile, url, variants, out, [*(set_ or ()), *levels(slo)])
+    with make_progress() as progress:
+        outcome = do_capacity(request, wanted, progress)
+    finish(outcome, as_json)
+
+
+def levels(slo: list[str] | None) -> list[str]:
+    """`--slo` options as `--set` items. Raises `UsageError`."""
+    from harness.plan.levels import slo_sets
+
+    return slo_sets(slo or [])
+
+
+def request_of(
+    engine: list[str] | None,
+    profile: str | None,
+    url: list[str] | None,
+    variants: str | None,
+    out: Path,
+    sets: list[str],
+) -> Request:
+    """What the options of `run` and of `capacity` ask for. Raises `UsageError`."""
+    from harness.prepare import Request
+
+    urls = parse_urls(url or [])
+    names = tuple(engine or (["openai"] if urls else ["reference"]))
+    if urls and len(names) > 1:
+        raise UsageError("--url: give one --engine with it, not several")
+    return Request(
+        engines=names,
+        profile=profile,
+        urls=urls,
+        sets=tuple(sets),
+        variants=parse_variants(variants),
+        out=out,
+        command=("python", "-m", "harness", *sys.argv[1:]),
+    )
+
+
+@app.command()
 def resume(run_folder: RunFolder, as_json: Json = False) -> None:
     """Measure the cells that a run lacks, and sum it up anew."""
+    from harness import capacity as searching
     from harness.progress import make_progress
     from harness.run import resume as do_resume
 
+    search = searching.is_capacity(run_folder.resolve())
     with make_progress() as progress:
-        outcome = do_resume(run_folder, progress)
+        outcome = (searching.resume if search else do_resume)(run_folder, progress)
     finish(outcome, as_json)
 
 
 @app.command()
 def analyse(run_folder: RunFolder, as_json: Json = False) -> None:
     """Compute a run's summary anew from its stored records."""
+    from harness import capacity as searching
     from harness.run import analyse as do_analyse
 
-    show(do_analyse(run_folder.resolve()), as_json)
+    folder = run_folder.resolve()
+    if searching.is_capacity(folder):
+        show(searching.analyse(folder), as_json)
+    else:
+        show(do_analyse(folder), as_json)
 
 
 @app.command()
@@ -202,7 +280,7 @@ def engines_list() -> None:
 def engines_show(
     profile: Annotated[str, typer.Argument(help="A profile's name, or a TOML file.")] = "demo",
     engine: Annotated[str, typer.Option(help="For which engine.")] = "reference",
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
+    set_: Sets = None,
 ) -> None:
     """Print the whole plan that a profile makes for an engine, as JSON."""
     from engines.catalog import adapter
@@ -271,7 +349,7 @@ def parse_urls(items: list[str]) -> dict[str, str]:
 
 def finish(outcome: Outcome, as_json: bool) -> None:
     """Print a run's result, then leave with its exit code."""
-    show(outcome.summary, as_json)
+    show(told_by(outcome), as_json)
     stream = sys.stderr if as_json else sys.stdout
     for error in outcome.errors:
         tell_engine_failure(error)
@@ -286,12 +364,25 @@ def finish(outcome: Outcome, as_json: bool) -> None:
     raise typer.Exit(outcome.exit_code)
 
 
+def told_by(outcome: Outcome) -> Any:
+    """A run's summary; of a capacity search its answer."""
+    if (outcome.folder / "capacity.json").exists():
+        from harness.capacity import read_capacity
+
+        return read_capacity(outcome.folder)
+    return outcome.summary
+
+
 def show(summary: Any, as_json: bool) -> None:
-    """The summary on standard output."""
+    """The summary, or the answer of a capacity search, on standard output."""
     if as_json:
         from harness.measure.store import to_json
 
         sys.stdout.write(to_json(summary).decode())
+    elif hasattr(summary, "slo"):
+        from harness.report.frontier import render_text
+
+        sys.stdout.write(render_text(summary))
     else:
         from harness.report.tables import print_summary
 

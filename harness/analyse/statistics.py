@@ -65,6 +65,19 @@ def verdict(
     return "undecided"
 
 
+def wilson(hits: int, n: int, z: float) -> tuple[float, float]:
+    """Wilson's interval of a share, `z` standard normal deviations wide to each side.
+
+    E. B. Wilson, JASA 22 (1927): unlike the plain one it holds for few trials and near 0 and 1.
+    """
+    if n == 0:
+        return 0.0, 1.0
+    share, square = hits / n, z * z / n
+    middle = share + square / 2
+    half = z * math.sqrt(share * (1 - share) / n + square / (4 * n))
+    return max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square))
+
+
 def sign_test(more: int, less: int) -> float:
     """Two-sided exact p-value that `more` and `less` discordant pairs are a fair coin's."""
     n = more + less

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from harness.report import style, words
+from harness.report import frontier, style, words
 from harness.report.markdown import render_markdown
 from harness.report.page import Page, make_page
 from harness.report.run_data import read_run
@@ -21,7 +21,8 @@ def write_report(run_dir: Path) -> Path:
     from harness.report.plots import make_plots
 
     run = read_run(run_dir)
-    plots = make_plots(run)
+    found = frontier.read(run_dir)
+    plots = [*(frontier.plots(found) if found else []), *make_plots(run)]
     page = make_page(run, plots)
     folder = run_dir / "plots"
     folder.mkdir(exist_ok=True)

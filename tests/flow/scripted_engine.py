@@ -1,10 +1,11 @@
 """A small OpenAI-compatible server with scripted timing, to drive the command line against.
 
 python scripted_engine.py PORT_FILE [--drafts K] [--no-metrics] [--die-after N] [--step-ms MS]
-    [--wrong-every N] [--refuse STATUS]
+    [--wrong-every N] [--refuse STATUS] [--slots N]
 
 It answers 12 tokens a request, one a step; with --drafts every step carries three (two drafts of
-K accepted, and the bonus). Its counters are vLLM's.
+K accepted, and the bonus). With --slots it answers as many at once, the others wait. Its counters
+are vLLM's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Engine:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.requests = self.drafts = self.tokens = self.running = 0
+        self.slots = asyncio.Semaphore(options.slots)
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -41,7 +43,8 @@ class Engine:
         elif path == "/metrics" and not self.options.no_metrics:
             self.whole(writer, self.metrics(), "text/plain")
         elif path == "/v1/chat/completions":
-            await self.generate(json.loads(body), writer)
+            async with self.slots:
+                await self.generate(json.loads(body), writer)
         else:
             self.whole(writer, '{"error": {"message": "no such path"}}', status=404)
         await writer.drain()
@@ -115,6 +118,7 @@ async def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--wrong-every", type=int, default=0)
     parser.add_argument("--refuse", type=int, default=0)
+    parser.add_argument("--slots", type=int, default=10_000)
     options = parser.parse_args()
     server = await asyncio.start_server(Engine(options).connection, "127.0.0.1", 0)
     ready = options.port_file.with_suffix(".new")

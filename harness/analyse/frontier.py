@@ -1,0 +1,188 @@
+"""From the cells of a capacity search to `capacity.json`. The same cells give the same answer."""
+
+from __future__ import annotations
+
+from functools import partial
+from statistics import fmean
+
+import msgspec
+
+from harness.analyse.bracket import By, Judged, Look, Point, Search, bracket, points
+from harness.analyse.data import CellData, RunData
+from harness.measure.metrics import cell_metrics
+from harness.measure.slo import Slo, attained, meets, slo_of
+from harness.measure.steady import steady_window
+from harness.records import SCHEMA_VERSION, Metrics, Record, Variant
+
+
+class Figures(Record, frozen=True, kw_only=True):
+    """A probe's figures, means over its blocks; None where undefined.
+
+    `tokens_per_s_user`: one over the mean TPOT. `tokens_per_s_gpu`: of the whole server where it
+    has no GPU, or none that is known.
+    """
+
+    ttft_mean_s: float | None
+    ttft_p99_s: float | None
+    tpot_mean_s: float | None
+    tpot_p99_s: float | None
+    e2el_mean_s: float | None
+    output_tokens_per_s: float | None
+    tokens_per_s_user: float | None
+    tokens_per_s_gpu: float | None
+    request_rate_achieved: float | None
+    goodput_per_s: float | None
+
+
+class Probe(Record, frozen=True, kw_only=True):
+    """One load that was tried: `met` of `requests` met the levels, `low` to `high` the interval.
+
+    `overloaded`: it had no steady state, or the server refused so much that the cell was given up.
+    """
+
+    value: float
+    cells: tuple[str, ...]
+    requests: int
+    met: int
+    share: float | None
+    low: float
+    high: float
+    judged: Judged
+    overloaded: bool
+    figures: Figures
+
+
+class VariantCapacity(Record, frozen=True, kw_only=True):
+    """One variant's answer. `highest_met` None: no load was shown to hold the levels.
+
+    `lowest_missed` None: no load was shown to break them. `undecided` loads lie between.
+    """
+
+    engine: str
+    variant: Variant
+    highest_met: float | None
+    lowest_missed: float | None
+    undecided: tuple[float, ...]
+    probes: tuple[Probe, ...]
+
+
+class Capacity(Record, frozen=True, kw_only=True):
+    """`capacity.json`. Loads are requests per second, or a concurrency, as `by` says."""
+
+    schema_version: str
+    run_id: str
+    by: By
+    slo: dict[str, float | None]
+    slo_words: str
+    attain: float
+    confidence: float
+    resolution: float
+    gpus: dict[str, int | None]
+    variants: tuple[VariantCapacity, ...]
+
+
+GAVE_UP = "requests in a row failed"
+"""Of a cell that ended early: the server is there, but answered nothing any more."""
+
+
+def look_of(data: CellData, slo: Slo, search: Search) -> Look:
+    """One cell as the search sees it: the requests of its steady window."""
+    load = data.cell.load
+    value = load.request_rate if search.by == "rate" else load.concurrency
+    window = steady_window(data.records, load)
+    inside = data.records if window is None else [r for r in data.records if window.has(r)]
+    met, of = attained(inside, slo)
+    growing = window is not None and window.growing
+    refused = GAVE_UP in (data.timeline.interrupted or "")
+    return Look(value=float(value or 0), met=met, of=of, overloaded=growing or refused)
+
+
+def capacity_of(run: RunData, search: Search) -> Capacity:
+    """The answer that the saved cells give."""
+    slo = slo_of(run.plan(run.engines()[0]))
+    sides = dict.fromkeys((c.cell.engine, c.cell.variant) for c in run.cells)
+    return Capacity(
+        schema_version=SCHEMA_VERSION,
+        run_id=run.manifest.run_id,
+        by=search.by,
+        slo=msgspec.to_builtins(slo),
+        slo_words=slo.words(),
+        attain=search.attain,
+        confidence=search.confidence,
+        resolution=search.resolution,
+        gpus={engine: gpus_of(run, engine) for engine in run.engines()},
+        variants=tuple(_variant(run, engine, variant, search) for engine, variant in sides),
+    )
+
+
+def gpus_of(run: RunData, engine: str) -> int | None:
+    """How many GPUs serve; None for a CPU, and for a server that someone else started."""
+    told = run.plan(engine)["engine"]
+    launched = any(launch.argv for launch in run.launches if launch.engine == engine)
+    return int(told["tensor_parallel"]) if launched and told["device"] != "cpu" else None
+
+
+def _variant(run: RunData, engine: str, variant: Variant, search: Search) -> VariantCapacity:
+    slo, gpus = slo_of(run.plan(engine)), gpus_of(run, engine)
+    cells = run.select(engine, variant)
+    looks = [look_of(c, slo, search) for c in cells]
+    found = bracket(looks, search)
+    by_value: dict[float, list[CellData]] = {}
+    for look, data in zip(looks, cells, strict=True):
+        by_value.setdefault(look.value, []).append(data)
+    return VariantCapacity(
+        engine=engine,
+        variant=variant,
+        highest_met=found.highest_met,
+        lowest_missed=found.lowest_missed,
+        undecided=found.undecided,
+        probes=tuple(_probe(p, by_value[p.value], slo, gpus) for p in points(looks, search)),
+    )
+
+
+def _probe(point: Point, cells: list[CellData], slo: Slo, gpus: int | None) -> Probe:
+    figures = [cell_metrics(c.records, c.cell.load, meets=partial(meets, slo=slo)) for c in cells]
+    return Probe(
+        value=point.value,
+        cells=tuple(c.cell.cell_id for c in cells),
+        requests=point.of,
+        met=point.met,
+        share=point.met / point.of if point.of else None,
+        low=point.low,
+        high=point.high,
+        judged=point.judged,
+        overloaded=point.overloaded,
+        figures=_figures(figures, gpus),
+    )
+
+
+def _figures(blocks: list[Metrics], gpus: int | None) -> Figures:
+    def mean(values: list[float | None]) -> float | None:
+        known = [v for v in values if v is not None]
+        return fmean(known) if known else None
+
+    tpot = mean([m.tpot_s.mean for m in blocks])
+    speed = mean([m.output_tokens_per_s for m in blocks])
+    due = [m.ttft_from_due_s or m.ttft_s for m in blocks]
+    return Figures(
+        ttft_mean_s=mean([d.mean for d in due]),
+        ttft_p99_s=mean([d.p99 for d in due]),
+        tpot_mean_s=tpot,
+        tpot_p99_s=mean([m.tpot_s.p99 for m in blocks]),
+        e2el_mean_s=mean([(m.e2el_from_due_s or m.e2el_s).mean for m in blocks]),
+        output_tokens_per_s=speed,
+        tokens_per_s_user=1 / tpot if tpot else None,
+        tokens_per_s_gpu=None if speed is None else speed / (gpus or 1),
+        request_rate_achieved=mean([m.request_rate_achieved for m in blocks]),
+        goodput_per_s=mean([m.goodput_per_s for m in blocks]),
+    )
+
+
+def load_unit(by: By) -> str:
+    """What loads are counted in, as the head of a column."""
+    return "requests/s" if by == "rate" else "concurrency"
+
+
+def at_load(by: By, value: float) -> str:
+    """A load in words, for sentences."""
+    return f"{value:g} requests/s" if by == "rate" else f"concurrency {value:g}"

@@ -1,0 +1,353 @@
+"""The story of a capacity search: the highest load at which the service levels still hold.
+
+Each variant is started once. Every look is a cell like any other, so that nothing is lost when
+the search is cut short, and what comes next follows from the cells alone.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from pathlib import Path
+
+import msgspec
+
+from engines.base import EngineFailed
+from harness.analyse.bracket import SPAN, By, Look, Search, next_value, points, requests_needed
+from harness.analyse.data import CellData, RunData
+from harness.analyse.frontier import GAVE_UP, Capacity, at_load, capacity_of, look_of
+from harness.attach import prepare_attached
+from harness.errors import UsageError
+from harness.load.datasets import Prompt, allot
+from harness.measure.slo import Slo, slo_of
+from harness.measure.store import RunFolder, read_json, to_json, write_atomic
+from harness.plan.expand import cell_id, load_points
+from harness.plan.schema import as_dict
+from harness.prepare import Prepared, Request, prepare
+from harness.progress import Progress
+from harness.records import VARIANTS, Cell, LaunchRecord, LoadPoint, Manifest, Variant
+from harness.run import (
+    LAUNCH,
+    Outcome,
+    begin,
+    check_out,
+    measure_cell,
+    read_launches,
+    report,
+    telling_of_disk,
+)
+from harness.run import analyse as analyse_run
+from harness.serving import Server, Started, asking_of, serving, warm_up
+
+CAPACITY = "capacity.json"
+PLAN_KEY = "capacity"
+"""Where the search lies in a manifest's plan."""
+SPARE = 1.25
+"""So many more are sent in an open loop than counted: the steady window leaves some out."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The search as the command line asks for it; None: not said."""
+
+    by: By = "rate"
+    attain: float = 0.9
+    confidence: float = 0.95
+    resolution: float = 0.1
+    start: float | None = None
+    most: float | None = None
+    requests: int | None = None
+
+
+def search_of(wanted: Wanted) -> Search:
+    """The search that is wanted, checked. Raises `UsageError`."""
+    for name, value in (("attain", wanted.attain), ("confidence", wanted.confidence)):
+        if not 0.5 <= value < 1:
+            raise UsageError(f"--{name} {value:g}: a share from 0.5 to below 1 is wanted")
+    if not 0.005 <= wanted.resolution <= 1:
+        raise UsageError(f"--resolution {wanted.resolution:g}: a share from 0.005 to 1 is wanted")
+    start = 1.0 if wanted.start is None else wanted.start
+    if not (math.isfinite(start) and 1e-3 <= start <= 1e5):
+        raise UsageError(f"--start {start:g}: a load from 0.001 to 100000 is wanted")
+    whole = wanted.by == "concurrency"
+    start = max(1.0, round(start)) if whole else float(f"{start:.4g}")
+    most = start * SPAN if wanted.most is None else wanted.most
+    if not (math.isfinite(most) and start <= most <= 1e6):
+        raise UsageError(f"--most {most:g}: a load from --start, {start:g}, to 1000000 is wanted")
+    search = Search(
+        by=wanted.by,
+        attain=wanted.attain,
+        confidence=wanted.confidence,
+        resolution=1 + wanted.resolution,
+        start=start,
+        highest=float(int(most)) if whole else float(f"{most:.4g}"),
+        lowest=1.0 if whole else float(f"{start / SPAN:.4g}"),
+    )
+    least = requests_needed(search.attain, search.z)
+    requests = least if wanted.requests is None else wanted.requests
+    if requests * search.looks < least:
+        raise UsageError(
+            f"--requests {requests}: {search.looks} looks of it are too few to show that "
+            f"{search.attain:.0%} hold; give {math.ceil(least / search.looks)} or more"
+        )
+    return msgspec.structs.replace(search, requests=requests)
+
+
+def capacity(request: Request, wanted: Wanted, progress: Progress) -> Outcome:
+    """Search from the beginning. Mistakes of the user are raised before anything is written."""
+    search = search_of(wanted)
+    check_out(request.out)
+    prepared = _prepare(request)
+    for engine in prepared:
+        if not slo_of(as_dict(engine.plan)).said:
+            raise UsageError("capacity: no service level is set; give --slo ttft=0.2,tpot=0.05")
+    folder = begin(request, [msgspec.structs.replace(p, cells=[]) for p in prepared])
+    manifest = folder.manifest()
+    plan = {**manifest.plan, PLAN_KEY: msgspec.to_builtins(search)}
+    folder.write_manifest(msgspec.structs.replace(manifest, plan=plan))
+    return _go_on(prepared, search, folder, progress)
+
+
+def resume(path: Path, progress: Progress) -> Outcome:
+    """Go on with a search that was cut short. Raises `UsageError`."""
+    folder = RunFolder(path.resolve())
+    manifest = folder.manifest()
+    try:
+        asked = manifest.plan["request"]
+        request = msgspec.convert(asked, Request, dec_hook=lambda t, v: t(v))
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise UsageError(
+            f"{folder.path / 'manifest.json'}: plan.request cannot be read ({error}); start anew"
+        ) from None
+    prepared = _prepare(request)
+    for engine in prepared:
+        if to_json(as_dict(engine.plan)) != to_json(manifest.plan["engines"].get(engine.name)):
+            raise UsageError(
+                f"{folder.path / 'manifest.json'}: the plan of {engine.name} has changed since; "
+                "start anew"
+            )
+    return _go_on(prepared, _search_in(manifest, folder), folder, progress)
+
+
+def is_capacity(path: Path) -> bool:
+    """Whether a run's folder holds a capacity search. Raises `UsageError`: it holds no run."""
+    return PLAN_KEY in RunFolder(path).manifest().plan
+
+
+def analyse(path: Path) -> Capacity:
+    """Compute `summary.json` and `capacity.json` anew. Raises `UsageError`."""
+    analyse_run(path)
+    folder = RunFolder(path)
+    manifest = folder.manifest()
+    run = RunData(
+        manifest=manifest,
+        cells=[_read(folder, c) for c in manifest.cells if _saved(folder, c)],
+        launches=read_launches(folder),
+    )
+    found = capacity_of(run, _search_in(manifest, folder))
+    write_atomic(path / CAPACITY, to_json(found))
+    return found
+
+
+def read_capacity(path: Path) -> Capacity:
+    """A folder's `capacity.json`. Raises `UsageError`."""
+    return read_json(path / CAPACITY, Capacity)
+
+
+def _search_in(manifest: Manifest, folder: RunFolder) -> Search:
+    try:
+        return msgspec.convert(manifest.plan[PLAN_KEY], Search)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise UsageError(
+            f"{folder.path / 'manifest.json'}: plan.{PLAN_KEY} cannot be read ({error})"
+        ) from None
+
+
+def _prepare(request: Request) -> list[Prepared]:
+    make_ready = prepare_attached if request.urls else prepare
+    return [make_ready(request, name) for name in dict.fromkeys(request.engines)]
+
+
+def _saved(folder: RunFolder, cell: Cell) -> bool:
+    return bool(folder.saved_cells([cell.cell_id]))
+
+
+def _read(folder: RunFolder, cell: Cell) -> CellData:
+    return CellData(
+        cell=cell,
+        records=folder.requests(cell.cell_id),
+        counters=folder.counters(cell.cell_id),
+        timeline=folder.timeline(cell.cell_id),
+    )
+
+
+def _go_on(
+    prepared: list[Prepared], search: Search, folder: RunFolder, progress: Progress
+) -> Outcome:
+    errors: list[EngineFailed] = []
+    stopped_by: int | None = None
+    slo = slo_of(as_dict(prepared[0].plan))
+    progress.say(
+        f"the highest {search.by} at which {search.attain:.0%} of the requests meet "
+        f"{slo.words()}; {search.requests} requests a look"
+    )
+    progress.say(f"writing to {folder.path}")
+    for _ in folder.manifest().cells:
+        progress.skip()
+    with folder.claimed(), telling_of_disk(folder):
+        try:
+            for engine in prepared:
+                for variant in variants_of(engine):
+                    try:
+                        Hunt(engine, variant, search, folder, progress).run()
+                    except EngineFailed as error:
+                        errors.append(error)
+        except KeyboardInterrupt as stop:
+            stopped_by = int(stop.args[0]) if stop.args else signal.SIGINT
+        progress.stage("analysing")
+        analyse(folder.path)
+        report(folder.path, progress)
+    summary = folder.summary()
+    return Outcome(folder=folder.path, summary=summary, errors=tuple(errors), stopped_by=stopped_by)
+
+
+def variants_of(prepared: Prepared) -> list[Variant]:
+    """What can be measured: the attached servers' variants, or those that were asked for."""
+    if prepared.attached:
+        return [v for v in VARIANTS if v in prepared.urls]
+    return list(dict.fromkeys(c.variant for c in prepared.cells))
+
+
+def load_at(prepared: Prepared, search: Search, value: float) -> LoadPoint:
+    """The load of one look: the plan's own but for how much, and how many requests."""
+    closed = search.by == "concurrency"
+    size = int(value) if closed else 0
+    section = msgspec.structs.replace(
+        prepared.plan.load,
+        concurrency=(size,) if closed else None,
+        request_rate=None if closed else (value,),
+        schedule=None,
+        trace=None,
+        num_requests=sent_in_a_look(search, size),
+        duration_s=None,
+        num_output_tokens=None,
+    )
+    return load_points(section)[0]
+
+
+def sent_in_a_look(search: Search, concurrency: int) -> int:
+    """So many that the steady window holds about `search.requests`."""
+    if search.by == "concurrency":
+        # The opening wave and the drain beside them, and a fifth of all in the window.
+        return max(search.requests + 2 * concurrency, math.ceil(2.5 * concurrency) + 1)
+    return math.ceil(SPARE * search.requests)
+
+
+class Hunt:
+    """The search of one engine's variant: one start, then look after look."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        variant: Variant,
+        search: Search,
+        folder: RunFolder,
+        progress: Progress,
+    ) -> None:
+        self.prepared, self.variant, self.search = prepared, variant, search
+        self.folder, self.progress = folder, progress
+        self.slo: Slo = slo_of(as_dict(prepared.plan))
+        known = [
+            _read(folder, c)
+            for c in folder.manifest().cells
+            if (c.engine, c.variant) == (prepared.name, variant) and _saved(folder, c)
+        ]
+        self.looks: list[Look] = [look_of(data, self.slo, search) for data in known]
+        self.asked = sum(len(data.records) for data in known)
+
+    def run(self) -> None:
+        """Search to the end. Raises `EngineFailed`."""
+        if next_value(self.looks, self.search) is None:
+            return
+        name = f"{self.prepared.name}-{self.variant}-r0"
+        launch_dir = self.folder.new_launch(name)
+        started = Started()
+        failure: str | None = None
+        server: Server | None = None
+        try:
+            with serving(self.prepared, self.variant, launch_dir, self.progress, started) as server:
+                self._measure(server)
+        except EngineFailed as error:
+            failure = str(error)
+            raise
+        finally:
+            record = LaunchRecord(
+                name=launch_dir.name,
+                engine=self.prepared.name,
+                variant=self.variant,
+                repeat=0,
+                argv=started.argv,
+                phases=started.phases,
+                ready_s=server.ready_s if server else None,
+                failure=failure,
+                label=self.prepared.label,
+            )
+            write_atomic(launch_dir / LAUNCH, to_json(record))
+
+    def _measure(self, server: Server) -> None:
+        self.progress.stage(f"warming up {self.prepared.name} {self.variant}")
+        warm, pool = self._prompts()
+        warm_up(asking_of(self.prepared, server, self.variant), warm, [], server)
+        while (value := next_value(self.looks, self.search)) is not None:
+            self._look(server, value, pool)
+
+    def _prompts(self) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+        warm = self.prepared.plan.load.warmup_requests
+        size = max(1, len(self.prepared.prompts) - warm)
+        dealt = allot(
+            self.prepared.prompts, warmup=warm, needs=[size], seed=self.prepared.plan.seed
+        )
+        return dealt.warmup, dealt.cells[0]
+
+    def _look(self, server: Server, value: float, pool: tuple[Prompt, ...]) -> None:
+        cell = self._cell(value)
+        need = cell.load.num_requests or 1
+        self.progress.expect(len(self.folder.manifest().cells) + 1)
+        prompts = [pool[(self.asked + i) % len(pool)] for i in range(need)]
+        try:
+            measure_cell(self.prepared, server, cell, prompts, self.folder, self.progress)
+        except EngineFailed as error:
+            # A server that refuses an overload is alive: the load is missed, and that is told.
+            refused = GAVE_UP in str(error) and any(look.met for look in self.looks)
+            if not refused or server.lost() is not None:
+                raise
+        manifest = self.folder.manifest()
+        self.folder.write_manifest(msgspec.structs.replace(manifest, cells=(*manifest.cells, cell)))
+        self.asked += need
+        self.looks.append(look_of(_read(self.folder, cell), self.slo, self.search))
+        self._tell(value)
+
+    def _cell(self, value: float) -> Cell:
+        load = load_at(self.prepared, self.search, value)
+        block = sum(look.value == value for look in self.looks)
+        name, seed = self.prepared.name, self.prepared.plan.seed
+        return Cell(
+            cell_id=cell_id(name, self.variant, load, 0, block),
+            engine=name,
+            variant=self.variant,
+            repeat=0,
+            block=block,
+            load=load,
+            # The same arrivals for both variants at an equal load, others in each block.
+            seed=(seed * 1_000_003 + round(value * 1000) * 31 + block) % 2**31,
+        )
+
+    def _tell(self, value: float) -> None:
+        (point,) = [p for p in points(self.looks, self.search) if p.value == value]
+        again = point.judged == "undecided" and point.looks < self.search.looks
+        self.progress.say(
+            f"{self.prepared.name} {self.variant} at {at_load(self.search.by, value)}: "
+            f"{point.met} of {point.of} met the levels "
+            f"({point.low:.1%} to {point.high:.1%}): {point.judged}"
+            + (", there was no steady state" if point.overloaded else "")
+            + (", once more" if again else "")
+        )

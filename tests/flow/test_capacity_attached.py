@@ -1,0 +1,148 @@
+"""`python -m harness capacity` against running servers of known capacity."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+ENGINE = Path(__file__).with_name("scripted_engine.py")
+QUICK = ["--attain", "0.75", "--resolution", "0.5", "--set", "load.warmup_requests=1"]
+
+Start = Callable[..., str]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start scripted servers; each call gives a URL. All are gone afterwards."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def go(*options: str) -> str:
+        port_file = tmp_path / f"port-{len(running)}"
+        running.append(subprocess.Popen([sys.executable, str(ENGINE), str(port_file), *options]))
+        deadline = time.monotonic() + 60
+        while not port_file.exists():
+            assert time.monotonic() < deadline, "the scripted server does not start"
+            time.sleep(0.02)
+        return f"http://127.0.0.1:{port_file.read_text()}"
+
+    yield go
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def harness(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        cwd=REPO, capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+
+
+def test_both_capacities_are_bracketed_and_can_be_computed_again(
+    start: Start, tmp_path: Path
+) -> None:
+    # Two at once, 12 steps of 10 ms: 16 requests/s at most; with three tokens a step 40.
+    urls = [f"baseline={start('--slots', '2', '--step-ms', '10')}"]
+    urls += [f"speculative={start('--slots', '2', '--step-ms', '10', '--drafts', '3')}"]
+    options = [word for url in urls for word in ("--url", url)]
+    done = harness(
+        "capacity", *options, *QUICK, "--slo", "ttft=100ms", "--start", "10", "--out", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip().splitlines()[-1])
+    found = json.loads((folder / "capacity.json").read_text())
+    base, spec = found["variants"]
+    assert base["lowest_missed"] is not None
+    assert (base["highest_met"] or 0) < 24  # short blocks may outlive a slight overload
+    assert spec["highest_met"] > (base["highest_met"] or 0)
+    assert "held up to" in done.stdout
+    for name in ("plots/frontier.svg", "plots/attainment.svg", "report.html", "summary.json"):
+        assert (folder / name).stat().st_size > 0
+    assert "once more" in done.stderr or "met the levels" in done.stderr
+
+    answer = (folder / "capacity.json").read_bytes()
+    (folder / "capacity.json").unlink()
+    again = harness("analyse", str(folder))
+    assert again.returncode == 0, again.stderr
+    assert (folder / "capacity.json").read_bytes() == answer
+    (folder / "capacity.json").unlink()
+    resumed = harness("resume", str(folder))
+    assert resumed.returncode == 0, resumed.stderr
+    assert (folder / "capacity.json").read_bytes() == answer
+
+
+def test_a_concurrency_is_found(start: Start, tmp_path: Path) -> None:
+    # Two at once: a third under way waits for a whole answer, 60 ms.
+    done = harness(
+        "capacity", "--url", start("--slots", "2"), *QUICK, "--by", "concurrency",
+        "--slo", "ttft=30ms", "--out", str(tmp_path), "--most", "8", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["variants"]
+    assert found["highest_met"] == 2
+    assert found["lowest_missed"] in (3, 4)
+    assert Path(done.stderr.strip().splitlines()[-1]).is_dir()
+
+
+def test_a_search_that_is_cut_short_goes_on_from_its_looks(start: Start, tmp_path: Path) -> None:
+    options = ["--url", start("--slots", "2"), *QUICK, "--by", "concurrency", "--most", "8"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "capacity", *options, "--slo", "ttft=30ms",
+         "--out", str(tmp_path / "out")],
+        cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "met the levels" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    told, complaint = process.communicate(timeout=60)
+    assert process.returncode == 130, complaint
+    assert "harness resume" in complaint
+    folder = Path(told.strip().splitlines()[-1])
+    (before,) = json.loads((folder / "capacity.json").read_text())["variants"]
+    kept = {c: (folder / "cells" / c / "requests.parquet").read_bytes()
+            for p in before["probes"] for c in p["cells"]}  # fmt: skip
+    assert kept
+    done = harness("resume", str(folder))
+    assert done.returncode == 0, done.stderr
+    (after,) = json.loads((folder / "capacity.json").read_text())["variants"]
+    assert after["highest_met"] == 2
+    assert len(after["probes"]) > len(before["probes"])
+    for name, data in kept.items():
+        assert (folder / "cells" / name / "requests.parquet").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "no service level is set; give --slo"),
+        (["--slo", "speed=1"], "no level 'speed'"),
+        (["--slo", "ttft=1", "--by", "users"], "give rate or concurrency"),
+        (["--slo", "ttft=1", "--attain", "2"], "--attain 2"),
+    ],
+)
+def test_a_slip_is_one_line_and_nothing_is_written(
+    start: Start, tmp_path: Path, options: list[str], said: str
+) -> None:
+    out = tmp_path / "results"
+    done = harness("capacity", "--url", start(), "--out", str(out), *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not out.exists()
+
+
+def test_a_server_that_refuses_everything_fails_the_search(start: Start, tmp_path: Path) -> None:
+    done = harness("capacity", "--url", start("--refuse", "503"), "--slo", "ttft=1",
+                   "--variants", "baseline", "--out", str(tmp_path))  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "warm-up" in done.stderr

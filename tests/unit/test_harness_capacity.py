@@ -1,0 +1,138 @@
+"""A capacity search without a server: its options, its answer from cells, its words and figures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from harness_records import C1, cell, failed, request, run_of, timeline
+from harness_simulated import open_loop
+
+from harness.analyse.bracket import Search
+from harness.analyse.data import CellData, RunData
+from harness.analyse.frontier import Capacity, capacity_of, look_of
+from harness.capacity import Wanted, is_capacity, search_of, sent_in_a_look
+from harness.errors import UsageError
+from harness.measure.slo import Slo
+from harness.plan.schema import Plan, SloSection
+from harness.records import LoadPoint, Variant
+from harness.report import frontier
+
+SEARCH = Search(requests=57)
+
+
+def at(rate: float, variant: Variant, met: int, of: int, block: int = 0) -> CellData:
+    """An open-loop cell, `met` of its requests quick enough; all due at once."""
+    load = LoadPoint(mode="open", request_rate=rate, num_requests=of)
+    records = [request(index=i, due_ns=0 if i < met else -(10**9)) for i in range(of)]
+    data = cell(variant, 0, records, load=load, block=block)
+    name = f"{data.cell.cell_id}-{rate:g}"
+    return msgspec.structs.replace(data, cell=msgspec.structs.replace(data.cell, cell_id=name))
+
+
+def a_run(**speculative: Any) -> RunData:
+    cells = [
+        at(1.0, "baseline", 57, 57),
+        at(2.0, "baseline", 20, 57),
+        at(1.0, "speculative", 57, 57),
+        at(2.0, "speculative", 50, 57),
+        at(2.0, "speculative", 57, 57, block=1),
+        at(4.0, "speculative", 0, 57),
+    ]
+    return run_of(cells, plan=Plan(slo=SloSection(ttft_s=0.2)))
+
+
+def test_the_answer_comes_from_the_cells_alone() -> None:
+    found = capacity_of(a_run(), SEARCH)
+    base, spec = found.variants
+    assert (base.variant, base.highest_met, base.lowest_missed) == ("baseline", 1.0, 2.0)
+    assert (spec.highest_met, spec.lowest_missed, spec.undecided) == (1.0, 4.0, (2.0,))
+    pooled = spec.probes[1]
+    assert (pooled.met, pooled.requests, len(pooled.cells)) == (107, 114, 2)
+    assert pooled.low < 0.9 < pooled.high
+    assert base.probes[0].figures.tokens_per_s_user == pytest.approx(5 / 0.11)
+    assert base.probes[0].figures.ttft_mean_s == pytest.approx(0.1)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Capacity) == found
+
+
+def test_an_answer_in_words() -> None:
+    text = frontier.render_text(capacity_of(a_run(), SEARCH))
+    assert "90% of the requests meet ttft <= 200 ms, with 95% confidence" in text
+    assert "reference baseline: held up to 1 requests/s (missed at 2)" in text
+    assert "reference speculative: held up to 1 requests/s (missed at 4; undecided at 2)" in text
+    assert "multiplies the load that is held by 0.50 to 4.00" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_no_load_held_and_no_load_missed_are_said() -> None:
+    plan = Plan(slo=SloSection(ttft_s=0.2))
+    none = capacity_of(run_of([at(1.0, "baseline", 0, 57)], plan=plan), SEARCH)
+    assert "held at no load" in frontier.render_text(none)
+    most = capacity_of(run_of([at(1.0, "baseline", 57, 57)], plan=plan), SEARCH)
+    assert "held up to 1 requests/s, the highest tried" in frontier.render_text(most)
+
+
+def test_an_overload_is_told_by_its_growth_and_by_refusals() -> None:
+    load = LoadPoint(mode="open", request_rate=80.0, num_requests=200)
+    growing = cell("baseline", 0, open_loop(80.0, 200, seed=1), load=load)
+    assert look_of(growing, Slo(ttft_s=100.0), SEARCH).overloaded
+    calm = cell("baseline", 0, open_loop(8.0, 200, seed=1), load=load)
+    look = look_of(calm, Slo(ttft_s=100.0), SEARCH)
+    assert not look.overloaded
+    assert look.met == look.of < 200
+    refused = timeline(interrupted="10 requests in a row failed, the last with: HTTP 429")
+    data = cell("baseline", 0, [failed(due_ns=0)], load=load, time=refused)
+    assert look_of(data, Slo(), SEARCH).overloaded
+
+
+def test_a_concurrency_is_looked_at_by_its_steady_requests() -> None:
+    search = Search(by="concurrency")
+    look = look_of(cell("baseline", 0, [request(), failed(index=1)], load=C1), Slo(), search)
+    assert (look.value, look.met, look.of) == (1.0, 1, 2)
+    assert sent_in_a_look(search, 8) == 57 + 16
+    assert sent_in_a_look(SEARCH, 0) == math.ceil(57 * 1.25)
+
+
+def test_figures_are_drawn_for_every_probe(tmp_path: Path) -> None:
+    found = capacity_of(a_run(), SEARCH)
+    drawn = {plot.name: plot for plot in frontier.plots(found)}
+    assert set(drawn) == {"frontier", "attainment"}
+    assert "output tokens/s a server" in drawn["frontier"].svg
+    assert "93.9% at 2" in drawn["attainment"].alt
+    assert frontier.read(tmp_path) is None
+    (tmp_path / "capacity.json").write_bytes(msgspec.json.encode(found))
+    assert frontier.read(tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (Wanted(attain=1.0), "--attain"),
+        (Wanted(attain=0.2), "--attain"),
+        (Wanted(confidence=float("nan")), "--confidence"),
+        (Wanted(resolution=0.0), "--resolution"),
+        (Wanted(start=0.0), "--start"),
+        (Wanted(start=float("inf")), "--start"),
+        (Wanted(start=4.0, most=2.0), "--most"),
+        (Wanted(requests=3), "--requests 3: 4 looks of it are too few"),
+        (Wanted(by="concurrency", start=0.4, most=0.9), "--most"),
+    ],
+)
+def test_a_search_that_cannot_be_is_one_line(wanted: Wanted, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        search_of(wanted)
+
+
+def test_a_search_has_whole_concurrencies_and_enough_requests() -> None:
+    search = search_of(Wanted(by="concurrency", start=2.4, most=99.9))
+    assert (search.start, search.lowest, search.highest) == (2.0, 1.0, 99.0)
+    assert search_of(Wanted()).requests == 57
+    assert search_of(Wanted(attain=0.99)).requests > 500
+
+
+def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file"):
+        is_capacity(tmp_path)
