@@ -78,7 +78,7 @@ class _Own(msgspec.Struct, frozen=True, kw_only=True):
 class _Mooncake(msgspec.Struct, frozen=True, kw_only=True):
     timestamp: float
     input_length: Tokens
-    output_length: Tokens
+    output_length: Tokens | None = None
     hash_ids: tuple[int, ...] | None = None
 
 

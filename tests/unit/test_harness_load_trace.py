@@ -94,7 +94,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, needle: str) -> No
         (b"", "holds no request"),
         (b"\xff\xfe{}", "cannot be read"),
         (b"3\n", "line 1: an object with a 'timestamp'"),
-        (b'{"timestamp": 1, "input_length": 5}\n', "line 1: Object missing required field"),
+        (b'{"timestamp": 1, "output_length": 5}\n', "line 1: Object missing required field"),
         (b"{'timestamp': 1}\n", "line 1: not JSON"),
     ],
 )
