@@ -495,3 +495,23 @@ def test_every_known_set_is_found_by_each_of_its_names() -> None:
     assert len(set(names)) == len(names)
     assert all(known_set(name.upper().replace("-", "_")) for name in names)
     assert known_set("nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "needle"),
+    [
+        ({"dataset": "synthetic", "input_tokens": 4, "categories": ("a",)}, "workload.categories"),
+        ({"dataset": "random", "input_tokens": 4, "max_input_tokens": 9}, "max_input_tokens"),
+        ({"input_tokens": 4}, "workload.input_tokens: for workload.dataset=synthetic"),
+        ({"prefix_tokens": 4}, "workload.prefix_tokens: for workload.dataset=synthetic"),
+        (
+            {"endpoint": "completions", "chat_template_kwargs": {"thinking": False}},
+            "applies no template",
+        ),
+    ],
+)
+def test_a_key_that_would_do_nothing_is_refused(
+    fields: dict[str, Any], needle: str, target: Path
+) -> None:
+    with pytest.raises(UsageError, match=needle):
+        load_prompts(WorkloadSection(**fields), tokenizer=target)
