@@ -190,6 +190,15 @@ def _early_prompts(plan: Plan) -> list[Prompt] | None:
     made = replayed(plan) is not None or needs_tokenizer(workload)
     if workload.dataset == "demo" or (plan.target.path is None and made):
         check_workload(workload, plan.engine.max_model_len)
+        uncounted = msgspec.structs.replace(
+            workload,
+            min_input_tokens=None,
+            max_input_tokens=None,
+            chat_template="server",
+            chat_template_kwargs={},
+        )
+        if workload.dataset != "demo" and not needs_tokenizer(uncounted):
+            load_prompts(uncounted)  # what is wrong with a file is told now
         return None
     return prompts_for(plan, None)
 

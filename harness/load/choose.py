@@ -153,11 +153,12 @@ def _length_near(prompt: Prompt, tokens: TargetTokenizer, context: int) -> int |
 
 
 def _too_long(prompt: Prompt, length: int, workload: WorkloadSection, context: int) -> str:
-    way_out = (
-        "lower workload.input_tokens"
-        if workload.dataset in ("synthetic", "random")
-        else f"leave such prompts out with workload.max_input_tokens={max(1, context // 2)}"
-    )
+    if workload.dataset in ("synthetic", "random"):
+        way_out = "lower workload.input_tokens"
+    elif prompt.position is not None:
+        way_out = "take such lines out of the trace"
+    else:
+        way_out = f"leave such prompts out with workload.max_input_tokens={max(1, context // 2)}"
     return (
         f"workload.dataset={workload.dataset[:200]}: prompt '{prompt.id}' has {length} tokens, "
         f"but the context is {context} with room for an answer; {way_out}, or raise "

@@ -112,8 +112,31 @@ def check_workload(workload: WorkloadSection, context: int | None = None) -> Non
             "workload.chat_template=client: a chat endpoint applies the template itself; "
             "use it with workload.endpoint=completions"
         )
+    untemplated = workload.endpoint == "completions" and workload.chat_template == "server"
+    if workload.chat_template_kwargs and untemplated:
+        raise UsageError(
+            "workload.chat_template_kwargs: a completions endpoint applies no template; "
+            "use workload.endpoint=chat, or workload.chat_template=client"
+        )
+    _check_keys(workload, trace=_trace(workload) is not None)
     if workload.dataset in MADE:
         check_made(workload, context)
+
+
+def _check_keys(workload: WorkloadSection, *, trace: bool) -> None:
+    """Raise `UsageError` for a key that would be passed over in silence."""
+    made = workload.dataset in MADE
+    chosen = ("categories", "min_input_tokens", "max_input_tokens", "column", "multi_turn")
+    for key in chosen if made or trace else ():
+        if getattr(workload, key) is not None:
+            raise UsageError(f"workload.{key}: says nothing of prompts that are made; leave it out")
+    if workload.input_tokens is not None and not made:
+        raise UsageError(
+            "workload.input_tokens: for workload.dataset=synthetic and random; a file's prompts "
+            "are chosen by workload.min_input_tokens and workload.max_input_tokens"
+        )
+    if workload.prefix_tokens and not (made or trace):
+        raise UsageError("workload.prefix_tokens: for workload.dataset=synthetic and random")
 
 
 def _check_endpoint(prompts: list[Prompt], workload: WorkloadSection) -> None:
@@ -187,9 +210,7 @@ def of_trace(
     lengths = []
     for row in rows:
         if row.input_tokens is None:
-            raise UsageError(
-                f"{trace.path}, line {row.line}: no prompt and no 'input_tokens'"
-            )
+            raise UsageError(f"{trace.path}, line {row.line}: no prompt and no 'input_tokens'")
         lengths.append(row.input_tokens)
     made = make_of_lengths(workload, tokens, lengths, random.Random(f"{seed}-trace"))
     return [

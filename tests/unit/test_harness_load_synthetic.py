@@ -172,9 +172,13 @@ def test_a_trace_gives_its_lengths_in_its_order(targets: dict[str, Path], tmp_pa
     prompts = made(target, dataset=str(path))
     assert [len(ids_of(target, p)) for p in prompts] == [5, 6, 7, 8, 9, 10, 11, 12]
     assert [p.max_tokens for p in prompts] == [9, 8, 7, 6, 5, 4, 3, 2]
-    path.write_text(
-        '{"timestamp": 0, "input_length": 5}\n{"timestamp": 1, "input_length": 0}\n'
-    )
+    with pytest.raises(UsageError, match=r"workload\.input_tokens"):
+        made(target, dataset=str(path), input_tokens=7)
+    with pytest.raises(UsageError, match=r"'trace-000007' has 12 tokens.* out of the trace"):
+        load_prompts(
+            WorkloadSection(dataset=str(path), endpoint="completions"), tokenizer=target, context=12
+        )
+    path.write_text('{"timestamp": 0, "input_length": 5}\n{"timestamp": 1, "input_length": 0}\n')
     with pytest.raises(UsageError, match=r"workload\.dataset: .*line 2: .*input_length"):
         made(target, dataset=str(path))
 

@@ -19,7 +19,7 @@ from harness.plan.schema import (
     TargetSection,
     WorkloadSection,
 )
-from harness.prepare import Prepared, prompts_for
+from harness.prepare import Prepared, Request, prepare, prompts_for
 
 
 def test_the_baseline_knows_the_drafter_it_is_compared_with(tmp_path: Path) -> None:
@@ -81,3 +81,19 @@ def test_the_demo_pair_gives_the_tokenizer_where_no_target_is_named(tmp_path: Pa
     assert len(prompts_for(plan, tmp_path)) == 2
     with pytest.raises(UsageError, match=r"target\.path=DIR"):
         prompts_for(plan, None)
+
+
+@pytest.mark.parametrize(
+    ("sets", "needle"),
+    [
+        (("workload.dataset=no.jsonl", "workload.max_input_tokens=9"), "no such file"),
+        (("workload.dataset=random",), r"workload\.input_tokens=512"),
+        (("workload.dataset=demo", "workload.input_tokens=5"), r"workload\.input_tokens"),
+    ],
+)
+def test_a_mistake_is_told_before_the_demo_pair_is_made(
+    sets: tuple[str, ...], needle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.prepare.demo_pair", lambda plan: pytest.fail("made the pair"))
+    with pytest.raises(UsageError, match=needle):
+        prepare(Request(sets=sets), "reference")
