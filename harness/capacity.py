@@ -16,6 +16,7 @@ from engines.base import EngineFailed
 from harness.analyse.bracket import SPAN, By, Look, Search, next_value, points, requests_needed
 from harness.analyse.data import CellData, RunData
 from harness.analyse.frontier import GAVE_UP, Capacity, at_load, capacity_of, look_of
+from harness.analyse.summary import SEARCH
 from harness.attach import prepare_attached
 from harness.errors import UsageError
 from harness.load.datasets import Prompt, allot
@@ -40,8 +41,6 @@ from harness.run import analyse as analyse_run
 from harness.serving import Server, Started, asking_of, serving, warm_up
 
 CAPACITY = "capacity.json"
-PLAN_KEY = "capacity"
-"""Where the search lies in a manifest's plan."""
 SPARE = 1.25
 """So many more are sent in an open loop than counted: the steady window leaves some out."""
 
@@ -102,7 +101,7 @@ def capacity(request: Request, wanted: Wanted, progress: Progress) -> Outcome:
             raise UsageError("capacity: no service level is set; give --slo ttft=0.2,tpot=0.05")
     folder = begin(request, [msgspec.structs.replace(p, cells=[]) for p in prepared])
     manifest = folder.manifest()
-    plan = {**manifest.plan, PLAN_KEY: msgspec.to_builtins(search)}
+    plan = {**manifest.plan, SEARCH: msgspec.to_builtins(search)}
     folder.write_manifest(msgspec.structs.replace(manifest, plan=plan))
     return _go_on(prepared, search, folder, progress)
 
@@ -130,7 +129,7 @@ def resume(path: Path, progress: Progress) -> Outcome:
 
 def is_capacity(path: Path) -> bool:
     """Whether a run's folder holds a capacity search. Raises `UsageError`: it holds no run."""
-    return PLAN_KEY in RunFolder(path).manifest().plan
+    return SEARCH in RunFolder(path).manifest().plan
 
 
 def analyse(path: Path) -> Capacity:
@@ -155,10 +154,10 @@ def read_capacity(path: Path) -> Capacity:
 
 def _search_in(manifest: Manifest, folder: RunFolder) -> Search:
     try:
-        return msgspec.convert(manifest.plan[PLAN_KEY], Search)
+        return msgspec.convert(manifest.plan[SEARCH], Search)
     except (KeyError, msgspec.ValidationError) as error:
         raise UsageError(
-            f"{folder.path / 'manifest.json'}: plan.{PLAN_KEY} cannot be read ({error})"
+            f"{folder.path / 'manifest.json'}: plan.{SEARCH} cannot be read ({error})"
         ) from None
 
 

@@ -188,7 +188,7 @@ class Steady(Record, frozen=True, kw_only=True):
 
 
 class Metrics(Record, frozen=True, kw_only=True):
-    """One cell's figures; `measure.metrics` holds each one's formula and unit.
+    """One cell's figures; `measure.definitions` holds each one's formula and unit.
 
     `requests_failed` counts no dropped request: one that was never sent.
     """

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CAPACITY = "capacity.json"
 MARKS = {"met": "full", "missed": "none", "undecided": "left"}
 """How much of a probe's mark is filled."""
+BESIDE = {"baseline": 0.985, "speculative": 1.015}
+"""Marks of both variants at one load are drawn side by side."""
 
 
 def read(run_dir: Path) -> Capacity | None:
@@ -142,6 +144,10 @@ def _frontier(found: Capacity) -> Plot:
             and (y := height(p.figures)) is not None
         ]
         _line(axes, side, found, known)
+        for x, y, p in known:
+            axes.annotate(
+                f"{p.value:g}", (x, y), (4, 4), textcoords="offset points", fontsize=7.5, alpha=0.8
+            )
         shown = "; ".join(
             f"{words.number(x)} and {words.number(y)} at {p.value:g}" for x, y, p in known
         )
@@ -155,25 +161,30 @@ def _frontier(found: Capacity) -> Plot:
         title="Frontier",
         svg=style.to_svg(figure, "frontier"),
         alt=f"Output tokens per second of a user and of a {what}, by load. " + " ".join(said),
-        caption="Each mark is a load: full where the service levels were held, empty where they "
-        "were missed, half where it stayed undecided. Further to the right and further up is "
-        "better.",
+        caption=f"Each mark is a load ({load_unit(found.by)} beside it): full where the service "
+        "levels were held, empty where they were missed, half where it stayed undecided. Further "
+        "to the right and further up is better.",
     )
 
 
 def _attainment(found: Capacity) -> Plot:
+    from matplotlib.ticker import NullLocator
+
     figure, (axes,) = style.new_figure(1, 1, (6.4, 4.0))
     said = []
     for side in found.variants:
-        known = [(p.value, p.share * 100, p) for p in side.probes if p.share is not None]
+        aside = BESIDE[side.variant]
+        known = [(p.value * aside, p.share * 100, p) for p in side.probes if p.share is not None]
         _line(axes, side, found, known)
         colour = _colour(side, found)
         for x, _, p in known:
             axes.vlines(x, p.low * 100, p.high * 100, color=colour, alpha=0.5, linewidth=1.2)
-        shown = ", ".join(f"{words.percent(y / 100)} at {x:g}" for x, y, _ in known)
+        shown = ", ".join(f"{words.percent(y / 100)} at {p.value:g}" for _, y, p in known)
         said.append(f"{side.engine} {side.variant}: {shown or 'no figure'}.")
     axes.axhline(found.attain * 100, color=style.INK, alpha=0.5, linewidth=0.9, linestyle=":")
-    axes.set_xscale("log")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(0, 104)
     axes.set_xlabel(load_unit(found.by))
     axes.set_ylabel("% of requests that met all levels")

@@ -1,11 +1,11 @@
 """A small OpenAI-compatible server with scripted timing, to drive the command line against.
 
 python scripted_engine.py PORT_FILE [--drafts K] [--no-metrics] [--die-after N] [--step-ms MS]
-    [--wrong-every N] [--refuse STATUS] [--slots N]
+    [--wrong-every N] [--refuse STATUS] [--slots N] [--refuse-above N]
 
 It answers 12 tokens a request, one a step; with --drafts every step carries three (two drafts of
-K accepted, and the bonus). With --slots it answers as many at once, the others wait. Its counters
-are vLLM's.
+K accepted, and the bonus). With --slots it answers as many at once, the others wait; with
+--refuse-above it refuses a request that finds as many running. Its counters are vLLM's.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ class Engine:
         if self.options.refuse:
             self.whole(writer, '{"error": {"message": "refused"}}', status=self.options.refuse)
             return
+        if self.running >= self.options.refuse_above:
+            self.whole(writer, '{"error": {"message": "overloaded"}}', status=503)
+            return
         self.requests += 1
         self.running += 1
         kind = "content-type: text/event-stream\r\ntransfer-encoding: chunked"
@@ -118,6 +121,7 @@ async def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--wrong-every", type=int, default=0)
     parser.add_argument("--refuse", type=int, default=0)
+    parser.add_argument("--refuse-above", type=int, default=10_000)
     parser.add_argument("--slots", type=int, default=10_000)
     options = parser.parse_args()
     server = await asyncio.start_server(Engine(options).connection, "127.0.0.1", 0)

@@ -92,6 +92,18 @@ def test_a_concurrency_is_found(start: Start, tmp_path: Path) -> None:
     assert Path(done.stderr.strip().splitlines()[-1]).is_dir()
 
 
+def test_a_load_that_the_server_refuses_is_missed(start: Start, tmp_path: Path) -> None:
+    server = start("--refuse-above", "2", "--step-ms", "40")
+    done = harness(
+        "capacity", "--url", server, *QUICK, "--resolution", "0.1", "--by", "concurrency",
+        "--start", "2", "--most", "8", "--slo", "ttft=5", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip().splitlines()[-1])
+    (found,) = json.loads((folder / "capacity.json").read_text())["variants"]
+    assert (found["highest_met"], found["lowest_missed"]) == (2, 3)
+
+
 def test_a_search_that_is_cut_short_goes_on_from_its_looks(start: Start, tmp_path: Path) -> None:
     options = ["--url", start("--slots", "2"), *QUICK, "--by", "concurrency", "--most", "8"]
     process = subprocess.Popen(

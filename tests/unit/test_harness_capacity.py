@@ -14,6 +14,7 @@ from harness_simulated import open_loop
 from harness.analyse.bracket import Search
 from harness.analyse.data import CellData, RunData
 from harness.analyse.frontier import Capacity, capacity_of, look_of
+from harness.analyse.summary import summarise
 from harness.capacity import Wanted, is_capacity, search_of, sent_in_a_look
 from harness.errors import UsageError
 from harness.measure.slo import Slo
@@ -131,6 +132,14 @@ def test_a_search_has_whole_concurrencies_and_enough_requests() -> None:
     assert (search.start, search.lowest, search.highest) == (2.0, 1.0, 99.0)
     assert search_of(Wanted()).requests == 57
     assert search_of(Wanted(attain=0.99)).requests > 500
+
+
+def test_a_search_is_not_void_for_the_load_that_was_refused() -> None:
+    run = run_of([cell("baseline", 0, [request(due_ns=0), *(failed(index=i) for i in (1, 2, 3))])])
+    assert summarise(run).void is not None
+    plan = {**run.manifest.plan, "capacity": {}}
+    manifest = msgspec.structs.replace(run.manifest, plan=plan)
+    assert summarise(msgspec.structs.replace(run, manifest=manifest)).void is None
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
