@@ -45,7 +45,10 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("gap between chunks", "one verify step with speculation, which may bring several tokens"),
     ("acceptance rate", "accepted draft tokens by drafted tokens, counts pooled"),
     ("acceptance length", "tokens a verify step yields: 1 + accepted by drafts"),
-    ("accepted, by position", "drafts accepted at least to that position, by drafts"),
+    (
+        "accepted, by position",
+        "drafts accepted at least to that position, by drafts; positions count from 0",
+    ),
     ("ratio (interval)", "speculative by baseline over paired, interleaved blocks"),
     (
         "verdict",
