@@ -20,6 +20,7 @@ from drafters.headers import read_headers
 from drafters.validate import check_fit
 from engines.base import Adapter, EngineUsageError, ServeSpec
 from engines.catalog import adapter as adapter_named
+from engines.checkpoint import read_json
 from engines.process import check_port, free_port
 from harness.errors import EngineFailure, UsageError
 from harness.load.client import check_prompts
@@ -224,7 +225,7 @@ def check_engine_parts(source: Source) -> None:
 
 def context_of(target: Path) -> int:
     """The model's own context, at most `LONGEST_CONTEXT`."""
-    config = read_config(target)
+    config = read_json(target / "config.json")
     inner = config.get("text_config")
     longest = (inner if isinstance(inner, dict) and inner else config).get(
         "max_position_embeddings"
@@ -235,20 +236,6 @@ def context_of(target: Path) -> int:
             "tokens; set engine.max_model_len"
         )
     return min(longest or LONGEST_CONTEXT, LONGEST_CONTEXT)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """A checkpoint's config.json. Raises `UsageError`."""
-    path = folder / "config.json"
-    try:
-        config = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file; give the folder of a checkpoint") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise UsageError(f"{path}: not a configuration, a JSON object is wanted")
-    return config
 
 
 class _Index(msgspec.Struct):
@@ -267,10 +254,10 @@ def path_of(given: str) -> Path:
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Raise `UsageError` naming the first file that a checkpoint lacks."""
+    """Raise `UsageError` or `EngineUsageError` naming the first file that a checkpoint lacks."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; give the folder of a checkpoint")
-    read_config(folder)
+    read_json(folder / "config.json")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
