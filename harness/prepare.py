@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,12 @@ from harness.records import VARIANTS, Cell, Variant
 
 LONGEST_CONTEXT = 4096
 """`engine.max_model_len` where the plan says none: the model's own, at most this."""
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "tiktoken.model", "tokenizer.model"),
+    *("tekken.json", "vocab.json", "vocab.txt"),
+)
+"""Any one of these may be what an engine makes its tokenizer of; a GGUF file holds its own."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +127,8 @@ def prepare(request: Request, name: str) -> Prepared:
     for path in (plan.target.path, plan.drafter.path):
         if path is not None:
             check_checkpoint(path_of(path))
+    if plan.target.path is not None and not _own_tokenizer(plan.engine.extra_args):
+        check_tokenizer(path_of(plan.target.path))
     if "speculative" in variants and plan.target.path and not plan.drafter.path:
         raise UsageError(
             "drafter.path: not set; give --set drafter.path=DIR, or --variants baseline"
@@ -275,6 +283,22 @@ def check_checkpoint(folder: Path) -> None:
     if index.is_file() or any(folder.glob("*.safetensors")):
         with understanding(folder):
             read_headers(folder)
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raise `UsageError` where a target has no tokenizer: its engine would start, then fail."""
+    if any((folder / name).is_file() for name in TOKENIZER_FILES) or any(folder.glob("*.gguf")):
+        return
+    first, *others = TOKENIZER_FILES
+    raise UsageError(
+        f"{folder / first}: missing, and so is every other file of a tokenizer "
+        f"({', '.join(others)}); put the model's tokenizer into the folder"
+    )
+
+
+def _own_tokenizer(extra_args: Sequence[str]) -> bool:
+    """Whether the plan hands the engine a tokenizer from elsewhere, or tells it to go without."""
+    return any(arg.startswith(("--tokenizer", "--skip-tokenizer")) for arg in extra_args)
 
 
 @contextmanager
