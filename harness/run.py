@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from engines.base import EngineFailed
+from engines.base import EngineError, EngineFailed
 from harness.analyse.compare import load_words
 from harness.analyse.data import CellData, RunData
 from harness.analyse.summary import summarise
 from harness.attach import prepare_attached
-from harness.errors import UsageError
+from harness.errors import HarnessError, UsageError, one_line
 from harness.load.datasets import Prompt, allot
 from harness.load.drive import drive
 from harness.measure.counters import CounterReader, difference
@@ -150,8 +150,9 @@ def measure_launch(
                     progress.skip()
                 else:
                     measure_cell(prepared, server, cell, prompts, folder, progress)
-    except EngineFailed as error:
-        failure = str(error)
+    except Exception as error:
+        told = isinstance(error, EngineError | HarnessError)
+        failure = str(error) if told else one_line(f"{type(error).__name__}: {error}", 600)
         raise
     finally:
         record = LaunchRecord(
