@@ -201,11 +201,12 @@ def measure_cell(
     finally:
         reader.close()
     error = server.failed(reason) if reason else None
+    interrupted = None if error is None else str(error)
     begun_ns, ended_ns = window_ns(driven.records)
     folder.save_cell(
         cell.cell_id,
         driven.records,
-        difference(before, after, settled),
+        difference(before, after, settled, cut_short=interrupted),
         Timeline(
             startup=server.phases,
             ready_s=server.ready_s,
@@ -213,7 +214,7 @@ def measure_cell(
             window_end_ns=ended_ns,
             client_cpu_share=driven.client_cpu_share,
             client=driven.client,
-            interrupted=None if error is None else str(error),
+            interrupted=interrupted,
         ),
         server.log_path,
     )
