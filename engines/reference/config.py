@@ -74,7 +74,7 @@ def read_config(model: Path) -> ModelConfig:
     Raises EngineUsageError for a missing or unreadable file and for an unknown architecture.
     """
     raw = read_json(model / "config.json")
-    architecture = (raw.get("architectures") or ["none"])[0]
+    architecture = (raw.get("architectures") or ["a model without architectures"])[0]
     prefix = ""
     text = raw
     if architecture in WRAPPERS:
