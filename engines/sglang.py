@@ -13,7 +13,6 @@ On a CPU it runs with the `sgl_kernel` module of `engines/sglang_cpu` (see `docs
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -31,6 +30,7 @@ from engines.base import (
     ServeSpec,
     SpecCounters,
 )
+from engines.checkpoint import check_named, drop_nulls, read_config
 from engines.prometheus import parse
 
 KERNEL_PATH = Path(__file__).with_name("sglang_cpu")
@@ -70,11 +70,11 @@ class SglangAdapter:
     def check(self, spec: ServeSpec) -> None:
         """Raise `EngineUsageError` if SGLang is not installed or cannot serve `spec`."""
         _python(spec)
-        config = _read_config(spec.target, "target")
+        config = check_named(spec.target, "target")
         if spec.device == "cpu":
             _check_cpu(spec, config)
         if spec.drafter is not None:
-            _read_config(spec.drafter, "drafter")
+            check_named(spec.drafter, "drafter")
             if spec.k < 1:
                 raise EngineUsageError(f"k = {spec.k}: SGLang drafts at least 1 token a step")
 
@@ -182,22 +182,6 @@ def _default_threads() -> int:
     return max(1, (os.cpu_count() or 2) // 2)
 
 
-def _read_config(folder: Path, what: str) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise EngineUsageError(
-            f"{what} {folder} has no config.json: give the folder of a checkpoint in the "
-            "Hugging Face layout"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise EngineUsageError(f"{path} cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise EngineUsageError(f"{path} is not a JSON object")
-    return config
-
-
 def _check_cpu(spec: ServeSpec, config: dict[str, Any]) -> None:
     """What SGLang's CPU path cannot do, or would do wrong."""
     if spec.tensor_parallel != 1:
@@ -258,7 +242,7 @@ def _cpu_args(spec: ServeSpec) -> list[str]:
 def _kv_tokens(spec: ServeSpec) -> int:
     """How many tokens' keys and values fit into `kv_cache_gib` on each device."""
     assert spec.kv_cache_gib is not None
-    text = text_config(_read_config(spec.target, "target"))
+    text = text_config(read_config(spec.target, "target"))
     try:
         layers = int(text["num_hidden_layers"])
         if "kv_lora_rank" in text:
@@ -286,21 +270,13 @@ def _speculative_args(spec: ServeSpec, workdir: Path) -> list[str]:
         folder = for_engine(spec.drafter, "sglang", spec.target, out)
     except DrafterError as error:
         raise EngineUsageError(str(error)) from None
-    _drop_nulls(folder / "config.json")
+    drop_nulls(folder / "config.json")
     args = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(folder)]
     args += ["--speculative-num-steps", str(spec.k), "--speculative-eagle-topk", "1"]
     args += ["--speculative-num-draft-tokens", str(spec.k + 1)]
     if spec.device == "cpu":
         args += ["--speculative-draft-attention-backend", "intel_amx"]
     return args
-
-
-def _drop_nulls(path: Path) -> None:
-    """Leave out of a config what is null: transformers' typed configs refuse it for some keys
-    (`n_routed_experts` of an MLA drafter), and a key that is missing says the same."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config = {key: value for key, value in config.items() if value is not None}
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _read_metrics(text: str) -> dict[str, int]:

@@ -24,6 +24,7 @@ from engines.base import (
     ServeSpec,
     SpecCounters,
 )
+from engines.checkpoint import check_named, drop_nulls, read_config
 from engines.install import engine_python
 from engines.prometheus import parse, total, total_by_position
 
@@ -62,7 +63,7 @@ class VllmAdapter:
     def check(self, spec: ServeSpec) -> None:
         """Raise `EngineUsageError` if vLLM is not installed or cannot serve `spec`."""
         engine_python(_environment(spec))
-        target = text_config(read_config(spec.target, "target"))
+        target = text_config(check_named(spec.target, "target"))
         if spec.device == "cpu" and "kv_lora_rank" in target and rope_of(target).scaling is None:
             raise EngineUsageError(
                 f"target {spec.target}: on a CPU vLLM computes plain rope wrongly for latent "
@@ -70,7 +71,7 @@ class VllmAdapter:
                 "the engine reference"
             )
         if spec.drafter is not None:
-            read_config(spec.drafter, "drafter")
+            check_named(spec.drafter, "drafter")
             if spec.k < 1:
                 raise EngineUsageError(f"k = {spec.k}: a verify step needs at least 1 draft token")
         if spec.device == "cpu" and spec.tensor_parallel != 1:
@@ -151,22 +152,6 @@ def read_request_acceptance(payloads: list[dict[str, Any]]) -> RequestAcceptance
         except (KeyError, TypeError, ValueError):
             return None  # the field is marked experimental: another shape is no figure
     return None
-
-
-def read_config(folder: Path, what: str) -> dict[str, Any]:
-    """The config.json of a checkpoint folder. Raises `EngineUsageError`."""
-    file = folder / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise EngineUsageError(
-            f"{what} {folder} has no config.json: give a folder in the Hugging Face layout"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise EngineUsageError(f"{file} cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise EngineUsageError(f"{file} holds no JSON object")
-    return config
 
 
 def _environment(spec: ServeSpec) -> str:
@@ -250,10 +235,7 @@ def _translated(spec: ServeSpec, workdir: Path) -> Path:
         folder = for_engine(spec.drafter, "vllm", spec.target, workdir / "drafter-vllm")
     except DrafterError as error:
         raise EngineUsageError(str(error)) from None
-    # The config classes check types and refuse null where they want a number.
-    file = folder / "config.json"
-    config = {k: v for k, v in json.loads(file.read_text()).items() if v is not None}
-    file.write_text(json.dumps(config, indent=2) + "\n")
+    drop_nulls(folder / "config.json")
     return folder
 
 

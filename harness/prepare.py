@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from drafters.headers import read_headers
 from drafters.validate import check_fit
 from engines.base import Adapter, EngineUsageError, ServeSpec
 from engines.catalog import adapter as adapter_named
+from engines.checkpoint import read_json
 from engines.process import check_port, free_port
 from harness.errors import EngineFailure, UsageError
 from harness.load.client import check_prompts
@@ -36,6 +37,11 @@ LONGEST_CONTEXT = 4096
 
 MOST_MADE = 10_000
 """Made prompts of a plan that says no `workload.num_prompts`; then they come again."""
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "tiktoken.model", "tokenizer.model"),
+    *("tekken.json", "vocab.json", "vocab.txt"),
+)
+"""Any one of these may be what an engine makes its tokenizer of; a GGUF file holds its own."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +131,8 @@ def prepare(request: Request, name: str) -> Prepared:
     for path in (plan.target.path, plan.drafter.path):
         if path is not None:
             check_checkpoint(path_of(path))
+    if plan.target.path is not None and not _own_tokenizer(plan.engine.extra_args):
+        check_tokenizer(path_of(plan.target.path))
     if "speculative" in variants and plan.target.path and not plan.drafter.path:
         raise UsageError(
             "drafter.path: not set; give --set drafter.path=DIR, or --variants baseline"
@@ -289,7 +297,7 @@ def check_engine_parts(source: Source) -> None:
 
 def context_of(target: Path) -> int:
     """The model's own context, at most `LONGEST_CONTEXT`."""
-    config = read_config(target)
+    config = read_json(target / "config.json")
     inner = config.get("text_config")
     longest = (inner if isinstance(inner, dict) and inner else config).get(
         "max_position_embeddings"
@@ -300,20 +308,6 @@ def context_of(target: Path) -> int:
             "tokens; set engine.max_model_len"
         )
     return min(longest or LONGEST_CONTEXT, LONGEST_CONTEXT)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """A checkpoint's config.json. Raises `UsageError`."""
-    path = folder / "config.json"
-    try:
-        config = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file; give the folder of a checkpoint") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise UsageError(f"{path}: not a configuration, a JSON object is wanted")
-    return config
 
 
 class _Index(msgspec.Struct):
@@ -332,10 +326,10 @@ def path_of(given: str) -> Path:
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Raise `UsageError` naming the first file that a checkpoint lacks."""
+    """Raise `UsageError` or `EngineUsageError` naming the first file that a checkpoint lacks."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; give the folder of a checkpoint")
-    read_config(folder)
+    read_json(folder / "config.json")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -353,6 +347,22 @@ def check_checkpoint(folder: Path) -> None:
     if index.is_file() or any(folder.glob("*.safetensors")):
         with understanding(folder):
             read_headers(folder)
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raise `UsageError` where a target has no tokenizer: its engine would start, then fail."""
+    if any((folder / name).is_file() for name in TOKENIZER_FILES) or any(folder.glob("*.gguf")):
+        return
+    first, *others = TOKENIZER_FILES
+    raise UsageError(
+        f"{folder / first}: missing, and so is every other file of a tokenizer "
+        f"({', '.join(others)}); put the model's tokenizer into the folder"
+    )
+
+
+def _own_tokenizer(extra_args: Sequence[str]) -> bool:
+    """Whether the plan hands the engine a tokenizer from elsewhere, or tells it to go without."""
+    return any(arg.startswith(("--tokenizer", "--skip-tokenizer")) for arg in extra_args)
 
 
 @contextmanager

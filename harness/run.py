@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from engines.base import EngineFailed
+from engines.base import EngineError, EngineFailed
 from harness.analyse.compare import load_words
 from harness.analyse.data import CellData, RunData
 from harness.analyse.summary import summarise
 from harness.attach import prepare_attached
-from harness.errors import UsageError
+from harness.errors import HarnessError, UsageError, one_line
 from harness.load.datasets import Prompt, allot
 from harness.load.drive import drive
 from harness.measure.counters import CounterReader, difference
@@ -150,8 +150,9 @@ def measure_launch(
                     progress.skip()
                 else:
                     measure_cell(prepared, server, cell, prompts, folder, progress)
-    except EngineFailed as error:
-        failure = str(error)
+    except Exception as error:
+        told = isinstance(error, EngineError | HarnessError)
+        failure = str(error) if told else one_line(f"{type(error).__name__}: {error}", 600)
         raise
     finally:
         record = LaunchRecord(
@@ -200,11 +201,12 @@ def measure_cell(
     finally:
         reader.close()
     error = server.failed(reason) if reason else None
+    interrupted = None if error is None else str(error)
     begun_ns, ended_ns = window_ns(driven.records)
     folder.save_cell(
         cell.cell_id,
         driven.records,
-        difference(before, after, settled),
+        difference(before, after, settled, cut_short=interrupted),
         Timeline(
             startup=server.phases,
             ready_s=server.ready_s,
@@ -212,7 +214,7 @@ def measure_cell(
             window_end_ns=ended_ns,
             client_cpu_share=driven.client_cpu_share,
             client=driven.client,
-            interrupted=None if error is None else str(error),
+            interrupted=interrupted,
         ),
         server.log_path,
     )

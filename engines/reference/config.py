@@ -7,13 +7,13 @@ as `text_config`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from engines.base import EngineUsageError
+from engines.checkpoint import read_json
 
 LLAMA_ARCHITECTURES = ("LlamaForCausalLM",)
 DEEPSEEK_ARCHITECTURES = ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM")
@@ -74,7 +74,7 @@ def read_config(model: Path) -> ModelConfig:
     Raises EngineUsageError for a missing or unreadable file and for an unknown architecture.
     """
     raw = read_json(model / "config.json")
-    architecture = (raw.get("architectures") or ["none"])[0]
+    architecture = (raw.get("architectures") or ["a model without architectures"])[0]
     prefix = ""
     text = raw
     if architecture in WRAPPERS:
@@ -97,19 +97,6 @@ def read_config(model: Path) -> ModelConfig:
         raise EngineUsageError(
             f"{model / 'config.json'}: cannot be read as {architecture}: {error!r}"
         ) from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, or EngineUsageError saying what is wrong with it."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise EngineUsageError(f"{path}: no such file; give the folder of a checkpoint") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise EngineUsageError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise EngineUsageError(f"{path}: a JSON object is expected")
-    return value
 
 
 def _flatten(

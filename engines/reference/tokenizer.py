@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engines.base import EngineUsageError
-from engines.reference.config import read_json
+from engines.checkpoint import read_json
 
 REPLACEMENT = "\ufffd"  # what a decoder shows for bytes that are no complete character
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engines.base import EngineUsageError
-from engines.reference.config import read_json
+from engines.checkpoint import read_json
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

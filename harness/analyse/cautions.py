@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from harness.analyse.acceptance import disagreements, pooled_acceptance
 from harness.analyse.compare import load_words
-from harness.analyse.data import CellData, RunData, pairs
+from harness.analyse.data import MOST_FAILED, CellData, RunData, pairs
 from harness.analyse.fidelity import client_cautions
 from harness.analyse.integrity import total
 from harness.analyse.statistics import sign_test
@@ -178,6 +178,7 @@ def run_cautions(
         found.append(_diverged(run, engine, integrity))
         found.append(_accuracy(run, engine))
         for load in run.loads(engine):
+            found.append(_many_failed(run, engine, load))
             found.append(_below_break_even(run, engine, load, comparisons))
     found.extend(_labels(run))
     return tuple(c for c in found if c is not None)
@@ -213,6 +214,24 @@ def _few_requests(run: RunData, engine: str) -> Caution | None:
         code="few_samples",
         text=f"{engine}: only {n} whole answers for {variant} at {load}",
         advice="Percentiles of so few are near the extremes; raise load.num_requests.",
+    )
+
+
+def _many_failed(run: RunData, engine: str, load: LoadPoint) -> Caution | None:
+    whole = [c for c in run.select(engine, load=load) if c.timeline.interrupted is None]
+    cells = [c for both in pairs(whole) for c in both if c.many_failed]
+    if not cells:
+        return None
+    worst = max(cells, key=lambda c: c.failed_share[0] / c.failed_share[1])
+    failed, ended = worst.failed_share
+    return Caution(
+        code="verdict_withheld",
+        text=(
+            f"{engine} at {load_words(load)}: {failed} of {ended} requests of "
+            f"{worst.cell.cell_id} failed, and no verdict is drawn where more than "
+            f"{MOST_FAILED:.0%} of a cell's do"
+        ),
+        advice="What was answered is another load than the other variant's; mend the failures.",
     )
 
 

@@ -39,8 +39,12 @@ def compare(run: RunData, metrics: dict[str, Metrics]) -> list[Comparison]:
         compare_plan = run.plan(engine)["compare"]
         for load in run.loads(engine):
             cells = [c for c in run.select(engine, load=load) if c.timeline.interrupted is None]
+            partners = pairs(cells)
+            withheld = any(c.many_failed for both in partners for c in both)
             for name in COMPARED:
-                comparison = compare_metric(name, pairs(cells), metrics, compare_plan)
+                comparison = compare_metric(name, partners, metrics, compare_plan)
+                if comparison is not None and withheld:
+                    comparison = msgspec.structs.replace(comparison, verdict="undecided")
                 if comparison is not None:
                     found.append(comparison)
     return found

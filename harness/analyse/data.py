@@ -21,6 +21,9 @@ from harness.records import (
 PairKey = tuple[str, LoadPoint, int, int]
 """Engine, load, repeat, block: what a baseline cell and its speculative partner share."""
 
+MOST_FAILED = 0.05
+"""A larger share of failed requests withholds verdicts: what was answered is then another load."""
+
 
 class CellData(msgspec.Struct, frozen=True, kw_only=True):
     """One saved cell."""
@@ -39,6 +42,18 @@ class CellData(msgspec.Struct, frozen=True, kw_only=True):
     def ok(self) -> list[RequestRecord]:
         """The requests answered whole."""
         return [r for r in self.records if r.status == "ok"]
+
+    @property
+    def failed_share(self) -> tuple[int, int]:
+        """How many requests failed, of those that ended: cancelled and dropped ones are neither."""
+        failed = sum(r.status == "failed" for r in self.records)
+        return failed, failed + len(self.ok)
+
+    @property
+    def many_failed(self) -> bool:
+        """Whether so many failed that figures of the rest cannot be set against another cell's."""
+        failed, ended = self.failed_share
+        return failed > MOST_FAILED * ended
 
 
 class RunData(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import httpx
 
 from engines.base import Adapter, SpecCounters
+from harness.errors import one_line
 from harness.measure.fetch import FetchError, fetch
 from harness.records import DraftCounts, EngineCounters
 
@@ -56,13 +57,22 @@ class CounterReader:
 
 
 def difference(
-    before: SpecCounters | None, after: SpecCounters | None, settled: bool
+    before: SpecCounters | None,
+    after: SpecCounters | None,
+    settled: bool,
+    *,
+    cut_short: str | None = None,
 ) -> EngineCounters:
-    """What was counted in the window. A counter that ran backwards voids the difference."""
+    """What was counted in the window. A counter that ran backwards voids the difference.
+
+    `cut_short` says why the load was given up, such as the engine's death, where it was.
+    """
     note: str | None = None
     delta: DraftCounts | None = None
     tokens: int | None = None
-    if before is None or after is None:
+    if after is None and cut_short is not None:
+        note = f"they were not read again, as the load was cut short: {one_line(cut_short)}"
+    elif before is None or after is None:
         note = "the server publishes no counters, or they could not be read"
     elif _ran_backwards(before, after):
         note = "a counter ran backwards: the server was restarted or reset within the window"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from harness.report import words
 from harness.report.page import Page
 from harness.report.templating import templates
 
@@ -12,7 +13,7 @@ def render_markdown(page: Page) -> str:
     """The page as Markdown that GitHub shows with tables and figures; foreign text is escaped."""
     environment = templates(autoescape=False)
     environment.filters.update(md=escape, fence=fence)
-    text = environment.get_template("report.md.j2").render(page=page)
+    text = environment.get_template("report.md.j2").render(page=page, dash=words.DASH)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

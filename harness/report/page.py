@@ -8,7 +8,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from harness.records import Caution, CellSummary, LaunchRecord, Manifest
+from harness.records import (
+    Acceptance,
+    Caution,
+    CellSummary,
+    Integrity,
+    LaunchRecord,
+    LoadPoint,
+    Manifest,
+)
 from harness.report import view, words
 from harness.report.run_data import RunData
 from harness.report.style import Plot
@@ -45,7 +53,10 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("gap between chunks", "one verify step with speculation, which may bring several tokens"),
     ("acceptance rate", "accepted draft tokens by drafted tokens, counts pooled"),
     ("acceptance length", "tokens a verify step yields: 1 + accepted by drafts"),
-    ("accepted, by position", "drafts accepted at least to that position, by drafts"),
+    (
+        "accepted, by position",
+        "drafts accepted at least to that position, by drafts; positions count from 0",
+    ),
     ("ratio (interval)", "speculative by baseline over paired, interleaved blocks"),
     (
         "verdict",
@@ -236,30 +247,26 @@ def _metric(row: MetricRow, *, void: bool) -> dict[str, str]:
 def _overview_row(group: Group, *, void: bool) -> list[tuple[str, str]]:
     """Each column's sort key and text for one engine and load."""
     row = group.rows[0]
-    shown, a, i = _metric(row, void=void), group.acceptance, group.integrity
-    load = group.load.concurrency if group.load.mode == "closed" else group.load.request_rate
+    shown = _metric(row, void=void)
     return [
         _text(group.engine),
-        (_key(load), words.load_name(group.load)),
+        _load(group.load),
         (_key(row.baseline), shown["baseline"]),
         (_key(row.speculative), shown["speculative"]),
         (_key(row.ratio), shown["ratio"]),
         _text(shown["verdict"]),
-        (_key(a and a.rate), words.percent(a.rate if a else None)),
-        (_key(a and a.length), words.fixed(a.length if a else None)),
-        (_key(i and i.identical), words.share(i.identical, i.compared) if i else words.DASH),
+        *_speculation(group.acceptance, group.integrity),
     ]
 
 
 def _cell_row(cell: CellSummary) -> list[tuple[str, str]]:
     """Each column's sort key and text. A missing number sorts last: its key is empty."""
-    m, a, i = cell.metrics, cell.acceptance, cell.integrity
-    load = cell.load.concurrency if cell.load.mode == "closed" else cell.load.request_rate
+    m = cell.metrics
     return [
         _text(cell.cell_id),
         _text(cell.engine),
         _text(cell.variant),
-        (_key(load), words.load_name(cell.load)),
+        _load(cell.load),
         (f"{cell.repeat}.{cell.block:06d}", f"{cell.repeat + 1}, {cell.block + 1}"),
         _text(cell.status),
         (_key(m and m.requests_ok), words.count(m.requests_ok if m else None)),
@@ -269,6 +276,20 @@ def _cell_row(cell: CellSummary) -> list[tuple[str, str]]:
         _figure(m.ttft_s.p99 if m else None, 1e3),
         _figure(m.tpot_s.p50 if m else None, 1e3),
         _figure(m.e2el_s.p50 if m else None, 1e3),
+        *_speculation(cell.acceptance, cell.integrity),
+    ]
+
+
+def _load(load: LoadPoint) -> tuple[str, str]:
+    key = load.concurrency if load.mode == "closed" else load.request_rate
+    return _key(key), words.load_name(load)
+
+
+def _speculation(
+    a: Acceptance | view.PooledAcceptance | None, i: Integrity | None
+) -> list[tuple[str, str]]:
+    """The columns accepted, length and identical."""
+    return [
         (_key(a and a.rate), words.percent(a.rate if a else None)),
         (_key(a and a.length), words.fixed(a.length if a else None)),
         (_key(i and i.identical), words.share(i.identical, i.compared) if i else words.DASH),

@@ -146,7 +146,7 @@ def acceptance(groups: Sequence[Group]) -> Plot | None:
         colour = style.SERIES[i % len(style.SERIES)]
         marker = style.SERIES_MARKERS[i % len(style.SERIES_MARKERS)]
         for ax, values in zip(axes, (pooled.per_position, pooled.conditional), strict=True):
-            shown = [(p + 1, v * 100) for p, v in enumerate(values) if v is not None]
+            shown = [(i, v * 100) for i, v in enumerate(values) if v is not None]
             xs, ys = [x for x, _ in shown], [y for _, y in shown]
             ax.plot(xs, ys, color=colour, marker=marker, label=style.plain(group.name))
             if len(known) == 1:
@@ -156,9 +156,9 @@ def acceptance(groups: Sequence[Group]) -> Plot | None:
         ax.set_title(title)
         ax.set_ylim(0, 108)
         ax.set_yticks(range(0, 101, 20))
-        ax.set_xticks(range(1, deepest + 1))
-        ax.set_xlim(0.6, deepest + 0.4)
-        ax.set_xlabel("draft position")
+        ax.set_xticks(range(deepest))
+        ax.set_xlim(-0.4, deepest - 0.6)
+        ax.set_xlabel("draft position, from 0")
     drafts = sum(pooled.drafts for _, pooled in known)
     axes[0].set_ylabel(f"% of drafts (n = {drafts:,d})")
     axes[1].set_ylabel("% of drafts that got there")

@@ -129,7 +129,7 @@ def _group_table(group: Group, *, void: bool) -> Table:
             _styled(shown),
         )
     for label, baseline, speculative in quality_rows(group):
-        table.add_row(label, baseline, speculative, "", "")
+        table.add_row(label, baseline, speculative, DASH, DASH)
     return table
 
 
@@ -149,11 +149,11 @@ def quality_rows(group: Group) -> list[tuple[str, str, str]]:
     base, spec = group.quantiles["baseline"], group.quantiles["speculative"]
     rows = [
         *((f"TTFT/TPOT/E2E, {q}, ms", _triple(base[q]), _triple(spec[q])) for q in base),
-        ("acceptance rate", "", words.percent(pooled.rate if pooled else None)),
-        ("acceptance length", "", words.fixed(pooled.length if pooled else None)),
-        ("accepted, by position", "", _positions(pooled.per_position if pooled else ())),
-        ("  given the one before", "", _positions(pooled.conditional if pooled else ())),
-        ("identical outputs", "", identical(group)),
+        ("acceptance rate", DASH, words.percent(pooled.rate if pooled else None)),
+        ("acceptance length", DASH, words.fixed(pooled.length if pooled else None)),
+        ("accepted, by position", DASH, _positions(pooled.per_position if pooled else ())),
+        ("  given the one before", DASH, _positions(pooled.conditional if pooled else ())),
+        ("identical outputs", DASH, identical(group)),
     ]
     if any(side.n for side in accuracy.values()):
         right = [_accuracy(accuracy[v].rate, accuracy[v].n) for v in ("baseline", "speculative")]

@@ -7,15 +7,14 @@ identical, and the verify steps are the reference engine's.
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import Answered, ask_all, stream
 
-from engines.base import Adapter, EngineUsageError, RequestAcceptance, ServeSpec, SpecCounters
+from engines.base import Adapter, EngineUsageError, ServeSpec
 from engines.catalog import adapter
 from engines.install import engine_python
 from engines.process import EngineProcess, free_port
@@ -27,19 +26,10 @@ MAX_TOKENS = 192
 K = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """What one server answered: ids and acceptance of every prompt, and its counters' growth."""
-
-    ids: list[list[int]]
-    acceptance: list[RequestAcceptance | None]
-    before: SpecCounters
-    after: SpecCounters
-
-    def totals(self) -> tuple[int, int]:
-        """Verify steps, and draft tokens accepted in them."""
-        known = [a for a in self.acceptance if a is not None]
-        return sum(a.drafts for a in known), sum(a.accepted for a in known)
+def totals(served: Answered) -> tuple[int, int]:
+    """Verify steps, and draft tokens accepted in them."""
+    known = [a for a in served.acceptance if a is not None]
+    return sum(a.drafts for a in known), sum(a.accepted for a in known)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,31 +38,6 @@ def installed() -> None:
         engine_python("sglang-cpu")
     except EngineUsageError as error:
         pytest.skip(str(error))
-
-
-def _stream(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The JSON objects of a streamed answer."""
-    request = urllib.request.Request(
-        url, json.dumps({**body, "stream": True}).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        events = [line[6:] for line in answer if line.startswith(b"data: ")]
-    assert events[-1].strip() == b"[DONE]"
-    return [json.loads(event) for event in events[:-1]]
-
-
-def _ids(payloads: list[dict[str, Any]]) -> list[int]:
-    choices = [choice for payload in payloads for choice in payload["choices"]]
-    return [token for choice in choices for token in choice.get("token_ids") or []]
-
-
-def _counters(engine: EngineProcess) -> SpecCounters:
-    """The engine's counters now."""
-    with urllib.request.urlopen(engine.base_url + "/metrics", timeout=60) as page:
-        text = page.read().decode()
-    counters = engine.adapter.counters(text)
-    assert counters is not None
-    return counters
 
 
 def _prompts(pair: Path) -> list[list[int]]:
@@ -112,26 +77,18 @@ def _fields(engine: Adapter, *, speculative: bool) -> dict[str, Any]:
     return {"model": "demo", "temperature": 0, "max_tokens": MAX_TOKENS, **fields}
 
 
-def _serve(name: str, pair: Path, drafter: str | None, workdir: Path) -> Served:
+def _serve(name: str, pair: Path, drafter: str | None, workdir: Path) -> Answered:
     """Start one engine, ask it every prompt in turn, and stop it."""
     with _start(name, pair, drafter, workdir) as engine:
         engine.start()
         engine.wait_ready()
         common = _fields(engine.adapter, speculative=drafter is not None)
-        url = engine.base_url + "/v1/completions"
-        before = _counters(engine)
-        answers = [_stream(url, {**common, "prompt": prompt}) for prompt in _prompts(pair)]
-        after = _counters(engine)
-        return Served(
-            ids=[_ids(answer) for answer in answers],
-            acceptance=[engine.adapter.request_acceptance(answer) for answer in answers],
-            before=before,
-            after=after,
-        )
+        bodies = [{**common, "prompt": prompt} for prompt in _prompts(pair)]
+        return ask_all(engine, "/v1/completions", bodies)
 
 
 @pytest.fixture(scope="module")
-def mla(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
+def mla(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answered]:
     """Both variants of SGLang and the speculating reference engine, one after another."""
     workdir = tmp_path_factory.mktemp("sglang")
     return {
@@ -141,51 +98,47 @@ def mla(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     }
 
 
-def test_outputs_of_both_variants_are_identical(mla: dict[str, Served]) -> None:
+def test_outputs_of_both_variants_are_identical(mla: dict[str, Answered]) -> None:
     assert all(len(ids) > 1 for ids in mla["baseline"].ids)
     assert mla["speculative"].ids == mla["baseline"].ids
 
 
-def test_outputs_are_the_reference_engines(mla: dict[str, Served]) -> None:
+def test_outputs_are_the_reference_engines(mla: dict[str, Answered]) -> None:
     assert mla["baseline"].ids == mla["reference"].ids
 
 
-def test_verify_steps_are_the_reference_engines(mla: dict[str, Served]) -> None:
-    drafts, accepted = mla["speculative"].totals()
-    wanted_drafts, wanted_accepted = mla["reference"].totals()
+def test_verify_steps_are_the_reference_engines(mla: dict[str, Answered]) -> None:
+    drafts, accepted = totals(mla["speculative"])
+    wanted_drafts, wanted_accepted = totals(mla["reference"])
     assert abs(accepted / drafts - wanted_accepted / wanted_drafts) / K < 0.03
     assert (drafts, accepted) == (wanted_drafts, wanted_accepted)
 
 
-def test_histograms_agree_with_the_totals(mla: dict[str, Served]) -> None:
+def test_histograms_agree_with_the_totals(mla: dict[str, Answered]) -> None:
     for found in mla["speculative"].acceptance:
         assert found is not None and found.histogram is not None
         assert len(found.histogram) == K + 1 and sum(found.histogram) == found.drafts
         assert sum(j * steps for j, steps in enumerate(found.histogram)) == found.accepted
 
 
-def test_server_counters_agree_with_the_requests(mla: dict[str, Served]) -> None:
+def test_server_counters_agree_with_the_requests(mla: dict[str, Answered]) -> None:
     for variant in ("baseline", "speculative"):
         served = mla[variant]
-        assert _growth(served, "generation_tokens") == sum(len(ids) for ids in served.ids)
-        assert _growth(served, "requests_finished") == PROMPTS
+        assert served.growth("generation_tokens") == sum(len(ids) for ids in served.ids)
+        assert served.growth("requests_finished") == PROMPTS
     assert mla["baseline"].after.drafts is None
-    assert _growth(mla["speculative"], "drafts") == mla["speculative"].totals()[0]
-
-
-def _growth(served: Served, name: str) -> int:
-    return int(getattr(served.after, name)) - int(getattr(served.before, name))
+    assert mla["speculative"].growth("drafts") == totals(mla["speculative"])[0]
 
 
 @pytest.mark.full
 def test_llama_head_on_an_mla_target(
-    make_pair: Callable[..., Path], tmp_path: Path, mla: dict[str, Served]
+    make_pair: Callable[..., Path], tmp_path: Path, mla: dict[str, Answered]
 ) -> None:
     pair = make_pair(drafter="llama")
     speculative = _serve("sglang", pair, "llama", tmp_path)
     reference = _serve("reference", pair, "llama", tmp_path)
     assert speculative.ids == mla["baseline"].ids
-    assert speculative.totals() == reference.totals()
+    assert totals(speculative) == totals(reference)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +162,7 @@ def test_streamed_chat_takes_the_adapters_fields_and_counts_by_usage(
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         **chat.adapter.request_fields(speculative=True),
     }
-    payloads = _stream(chat.base_url + "/v1/chat/completions", body)
+    payloads = stream(chat.base_url + "/v1/chat/completions", body)
     usage = [payload["usage"] for payload in payloads if payload.get("usage")]
     assert usage[-1]["prompt_tokens"] == len(prompt)
     found = chat.adapter.request_acceptance(payloads)

@@ -9,22 +9,15 @@ from __future__ import annotations
 import json
 import os
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import Answered, ask_all
 
-from engines.base import (
-    EngineFailed,
-    EngineUsageError,
-    PhaseTiming,
-    RequestAcceptance,
-    ServeSpec,
-    SpecCounters,
-)
+from engines.base import EngineFailed, EngineUsageError, PhaseTiming, ServeSpec
 from engines.catalog import adapter
 from engines.install import engine_python
 from engines.process import EngineProcess, free_port
@@ -38,21 +31,23 @@ K = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What one server answered: ids and acceptance of every prompt, its counters, its start."""
+    """What one server answered, and its start."""
 
-    ids: list[list[int]]
-    acceptance: list[RequestAcceptance | None]
-    before: SpecCounters
-    after: SpecCounters
+    answered: Answered
     phases: tuple[PhaseTiming, ...]
 
+    @property
+    def ids(self) -> list[list[int]]:
+        return self.answered.ids
+
     def growth(self, name: str) -> int:
-        return int(getattr(self.after, name)) - int(getattr(self.before, name))
+        return self.answered.growth(name)
 
     def per_position(self) -> list[int]:
-        assert self.after.accepted_per_position is not None
-        before = self.before.accepted_per_position or (0,) * K
-        return [b - a for a, b in zip(before, self.after.accepted_per_position, strict=True)]
+        now = self.answered.after.accepted_per_position
+        assert now is not None
+        before = self.answered.before.accepted_per_position or (0,) * K
+        return [b - a for a, b in zip(before, now, strict=True)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,33 +80,6 @@ def start(name: str, spec: ServeSpec, workdir: Path, deadline_s: float = 1500.0)
     )
 
 
-def chat(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The JSON objects of a streamed chat answer."""
-    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        events = [line[6:] for line in answer if line.startswith(b"data: ")]
-    assert events[-1].strip() == b"[DONE]"
-    return [json.loads(event) for event in events[:-1]]
-
-
-def token_ids(payloads: list[dict[str, Any]]) -> list[int]:
-    choices = [choice for payload in payloads for choice in payload["choices"]]
-    return [token for choice in choices for token in choice.get("token_ids") or []]
-
-
-def counters(engine: EngineProcess) -> SpecCounters:
-    with urllib.request.urlopen(engine.base_url + "/metrics", timeout=60) as page:
-        text = page.read().decode()
-    found = engine.adapter.counters(text)
-    assert found is not None
-    return found
-
-
 def serve(name: str, spec: ServeSpec, pair: Path, workdir: Path) -> Served:
     """Start one engine, ask it every prompt in turn, and stop it."""
     lines = (pair / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:PROMPTS]
@@ -120,20 +88,9 @@ def serve(name: str, spec: ServeSpec, pair: Path, workdir: Path) -> Served:
         phases = engine.wait_ready()
         fields = engine.adapter.request_fields(speculative=spec.drafter is not None)
         common = {"model": "demo", "temperature": 0, "max_tokens": MAX_TOKENS}
-        common |= {"return_token_ids": True, **fields}
-        before = counters(engine)
-        answers = [
-            chat(engine.base_url, {**common, "messages": json.loads(line)["messages"]})
-            for line in lines
-        ]
-        after = counters(engine)
-        return Served(
-            ids=[token_ids(answer) for answer in answers],
-            acceptance=[engine.adapter.request_acceptance(answer) for answer in answers],
-            before=before,
-            after=after,
-            phases=phases,
-        )
+        common |= {"return_token_ids": True, **fields, "stream_options": {"include_usage": True}}
+        bodies = [{**common, "messages": json.loads(line)["messages"]} for line in lines]
+        return Served(answered=ask_all(engine, "/v1/chat/completions", bodies), phases=phases)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +129,7 @@ def test_draft_counts_are_the_reference_engines(mla: dict[str, Served]) -> None:
 
 def test_counters_are_the_pooled_requests(mla: dict[str, Served]) -> None:
     served = mla["speculative"]
-    told = [a for a in served.acceptance if a is not None]
+    told = [a for a in served.answered.acceptance if a is not None]
     assert len(told) == PROMPTS
     assert served.growth("drafts") == sum(a.drafts for a in told)
     assert served.growth("drafted") == sum(a.drafted or 0 for a in told)
@@ -186,8 +143,8 @@ def test_counters_are_the_pooled_requests(mla: dict[str, Served]) -> None:
 
 
 def test_a_baseline_has_no_acceptance(mla: dict[str, Served]) -> None:
-    assert mla["baseline"].after.drafts is None
-    assert mla["baseline"].acceptance == [None] * PROMPTS
+    assert mla["baseline"].answered.after.drafts is None
+    assert mla["baseline"].answered.acceptance == [None] * PROMPTS
 
 
 def test_start_up_phases(mla: dict[str, Served]) -> None:

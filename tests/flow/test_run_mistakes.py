@@ -13,6 +13,9 @@ from harness import cli
 from harness.errors import UsageError
 from harness.load.datasets import allot, read_jsonl
 
+HEADER = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(4)
+
 
 def run_cli(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -157,6 +160,26 @@ def test_missing_weights_are_named(
     assert "two.safetensors: missing, 1 of 2" in err
 
 
+def test_a_missing_tokenizer_is_named(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    garbled(checkpoint, "model.safetensors", WEIGHTS)
+    arguments = ["run", "--variants", "baseline", "--set", f"target.path={checkpoint}"]
+    arguments += ["--out", str(tmp_path / "out")]
+    code, _, err = run_cli(arguments, capsys, monkeypatch)
+    assert (code, f"{checkpoint / 'tokenizer.json'}: missing" in err) == (2, True), err
+    assert not (tmp_path / "out").exists()
+
+    garbled(checkpoint, "tiktoken.model", b"")
+    for more in ([], ["--set", 'engine.extra_args=["--tokenizer", "/elsewhere"]']):
+        _, _, err = run_cli([*arguments, *more], capsys, monkeypatch)
+        assert "json: missing" not in err
+        (checkpoint / "tiktoken.model").unlink(missing_ok=True)
+
+
 def garbled(folder: Path, name: str, data: bytes) -> None:
     (folder / name).write_bytes(data)
 
@@ -184,9 +207,7 @@ def test_a_damaged_checkpoint_is_named_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    header = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
-    whole = len(header).to_bytes(8, "little") + header + b"\0\0\0\0"
-    garbled(checkpoint, "model.safetensors", whole)
+    garbled(checkpoint, "model.safetensors", WEIGHTS)
     garbled(checkpoint, name, data)
     arguments = ["run", "--variants", "baseline", "--set", f"target.path={checkpoint}"]
     arguments += ["--out", str(tmp_path / "out")]

@@ -65,6 +65,19 @@ def answering(pid: int) -> bool:
     return False
 
 
+def in_the_second_cell(process: subprocess.Popen[str], out: Path) -> int:
+    """Wait until a cell is saved and a request of the next is under way; the engine's id."""
+    deadline = time.monotonic() + 300
+    first_cell_saved = False
+    while not (first_cell_saved and answering(process.pid)):  # so that a request is cut short
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        first_cell_saved = bool(list(out.glob("*/cells/*/timeline.json")))
+        time.sleep(0.02)
+    (engine,) = engines_under(process.pid)
+    return engine
+
+
 def result(out: str) -> tuple[Path, dict[str, Any]]:
     folder = Path(out.strip().splitlines()[-1])
     return folder, json.loads((folder / "summary.json").read_text())
@@ -99,20 +112,15 @@ def test_the_demo_run(demo_pair: Path, tmp_path: Path) -> None:
 
 def test_an_engine_killed_in_the_middle(demo_pair: Path, tmp_path: Path) -> None:
     process = start(tmp_path, "--set", "load.num_requests=20")
-    deadline = time.monotonic() + 300
-    first_cell_saved = False
-    while not (first_cell_saved and answering(process.pid)):  # so that a request is cut short
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        first_cell_saved = bool(list(tmp_path.glob("*/cells/*/timeline.json")))
-        time.sleep(0.02)
-    (engine,) = engines_under(process.pid)
+    engine = in_the_second_cell(process, tmp_path)
     os.kill(engine, signal.SIGKILL)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 3, err
-    _, summary = result(out)
+    folder, summary = result(out)
     assert summary["cells"][0]["status"] == "ok"
     dead = summary["cells"][-1]
+    counters = json.loads((folder / "cells" / dead["cell_id"] / "counters.json").read_text())
+    assert "SIGKILL" in counters["note"]
     assert dead["status"] in ("partial", "failed")
     assert dead["metrics"]["requests_failed"] > 0
     assert "SIGKILL" in summary["failures"][0]
@@ -140,3 +148,20 @@ def test_a_signal_leaves_no_engine_behind(
     assert not Path(f"/proc/{engine}").exists()
     _, summary = result(out)
     assert summary["cells"] == []
+
+
+def test_a_signal_in_the_middle_of_a_cell_keeps_the_cells_before(
+    demo_pair: Path, tmp_path: Path
+) -> None:
+    process = start(tmp_path, "--set", "load.num_requests=20")
+    engine = in_the_second_cell(process, tmp_path)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "Traceback" not in err
+    assert not Path(f"/proc/{engine}").exists()
+    folder, summary = result(out)
+    saved = [entry.name for entry in (folder / "cells").iterdir()]
+    assert [cell["cell_id"] for cell in summary["cells"]] == saved[:1] == saved
+    assert summary["cells"][0]["status"] == "ok"
+    assert summary["failures"] == []

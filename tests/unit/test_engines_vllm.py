@@ -169,7 +169,17 @@ def test_check_refuses_plain_rope_with_latent_attention(tmp_path: Path) -> None:
 def test_check_refuses_a_broken_config(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, LLAMA)
     (spec.target / "config.json").write_text("{")
-    with pytest.raises(EngineUsageError, match=r"config\.json cannot be read"):
+    with pytest.raises(EngineUsageError, match=r"config\.json: cannot be read"):
+        ADAPTER.check(spec)
+
+
+@pytest.mark.parametrize("config", [{}, {"architectures": [], "hidden_size": 8}])
+@pytest.mark.parametrize("what", ["target", "drafter"])
+def test_check_refuses_a_config_of_no_model(
+    tmp_path: Path, what: str, config: dict[str, Any]
+) -> None:
+    spec = replace(make_spec(tmp_path, LLAMA), **{what: folder(tmp_path / "odd", config)})
+    with pytest.raises(EngineUsageError, match=f"neither architectures nor model_type.* {what}"):
         ADAPTER.check(spec)
 
 

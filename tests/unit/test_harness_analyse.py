@@ -351,6 +351,31 @@ def test_an_interrupted_block_takes_no_part_in_a_comparison() -> None:
     assert by["ttft_s"].pairs == 2
 
 
+@pytest.mark.parametrize(
+    ("lost", "status", "verdict"),
+    [(1, "failed", "better"), (2, "failed", "undecided"), (8, "cancelled", "better")],
+)
+@pytest.mark.parametrize("variant", ["baseline", "speculative"])
+def test_many_failed_requests_withhold_the_verdict(
+    variant: str, lost: int, status: str, verdict: str
+) -> None:
+    """One of 20 is 5%, which is not more than 5%; who cancelled a request failed nothing."""
+    cells = []
+    for repeat in range(3):
+        for name, factor in _VARIANTS:
+            records = scaled(factor + repeat / 100, n=20)
+            if repeat == 1 and name == variant:
+                records[-lost:] = [failed(index=20 - n, status=status) for n in range(lost)]
+            cells.append(cell(name, repeat, records))  # type: ignore[arg-type]
+    summary = summarise(run_of(cells))
+    assert {c.verdict for c in summary.comparisons if c.metric == "tpot_s"} == {verdict}
+    assert summary.void is None
+    told = [c.text for c in summary.cautions if c.code == "verdict_withheld"]
+    assert len(told) == (verdict == "undecided")
+    if told:
+        assert f"2 of 20 requests of reference-{variant}-r1-b0 failed" in told[0]
+
+
 def test_the_same_records_give_the_same_bytes() -> None:
     factors = [(1.0, 0.5), (1.1, 0.56)]
     assert to_json(paired_run(factors)) == to_json(paired_run(factors))

@@ -229,6 +229,13 @@ def test_missing_and_unsettled_counters_say_so() -> None:
     assert difference(SpecCounters(drafts=1), only_steps, settled=True).delta is None
 
 
+def test_a_death_in_the_window_is_the_counters_note() -> None:
+    found = difference(BEFORE, None, settled=False, cut_short="vllm died while serving: SIGKILL")
+    assert found.delta is None and not found.settled
+    assert (found.note or "").endswith("cut short: vllm died while serving: SIGKILL")
+    assert "publishes no counters" not in (found.note or "")
+
+
 class FakeAdapter:
     """Reads `drafts running` from the text."""
 

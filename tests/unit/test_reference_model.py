@@ -129,6 +129,7 @@ def test_kimi_wrapper_sharded_with_experts_fused(tmp_path: Path) -> None:
     ("change", "words"),
     [
         (lambda c: c.update(architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel"),
+        (lambda c: c.pop("architectures"), "does not serve a model without architectures"),
         (lambda c: c.update(quantization_config={"bits": 4}), "quantised"),
         (lambda c: c.pop("hidden_size"), "hidden_size"),
         (lambda c: c.update(hidden_act="gelu"), "gelu"),

@@ -119,6 +119,13 @@ def test_figures_have_a_text_alternative_with_numbers(whole: tuple[Path, str, Re
     assert len(reader.all("figcaption")) == len(reader.all("svg")) == len(names)
 
 
+def test_draft_positions_count_from_0(whole: tuple[Path, str, Reader]) -> None:
+    folder, _, _ = whole
+    text = (folder / "plots" / "acceptance.svg").read_text("utf-8")
+    ticks = re.findall(r'id="acceptance-xtick_\d+".*?>([^<>]+)</text>', text, re.DOTALL)
+    assert ticks == ["0", "1", "2"] * 2
+
+
 def test_axes_name_their_units(whole: tuple[Path, str, Reader]) -> None:
     _, _, reader = whole
     drawn = reader.text("text")
@@ -173,12 +180,18 @@ def test_cells_table_sorts_by_plain_numbers(whole: tuple[Path, str, Reader]) -> 
     assert len(re.findall(r"<tr><td data-value=", page)) == 4
 
 
+def test_no_cell_of_the_results_is_empty(whole: tuple[Path, str, Reader]) -> None:
+    _, page, _ = whole
+    assert "<td></td>" not in page and "| |" not in (whole[0] / "report.md").read_text("utf-8")
+
+
 def test_markdown_has_the_same_numbers(whole: tuple[Path, str, Reader]) -> None:
     folder, _, _ = whole
     text = (folder / "report.md").read_text("utf-8")
     assert text.startswith("# demo pair on reference\n\n**With this drafter, reference is 1.24x")
     row = "| output tokens/s | 50.5 | 62.6 | 1.24x (1.15–1.33) | better |"
     assert row in text.splitlines()
+    assert "| acceptance rate | – | 54.7% | – | – |" in text.splitlines()
     pictures = re.findall(r"\]\((plots/[^)]+)\)", text)
     assert len(pictures) == 5 and all((folder / p).is_file() for p in pictures)
     assert "```\npython -m harness run --set load.concurrency=1\n```" in text

@@ -225,6 +225,15 @@ def test_check_refuses_a_target_the_cpu_path_cannot_serve(
         SglangAdapter().check(replace(spec, target=target))
 
 
+@pytest.mark.parametrize("what", ["target", "drafter"])
+def test_a_config_of_no_model_is_a_usage_error(
+    drafted: ServeSpec, tmp_path: Path, what: str
+) -> None:
+    odd = _folder(tmp_path / "odd", {})
+    with pytest.raises(EngineUsageError, match=f"neither architectures nor model_type.* {what}"):
+        SglangAdapter().check(replace(drafted, **{what: odd}))
+
+
 def test_unreadable_config_is_a_usage_error(spec: ServeSpec, tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")

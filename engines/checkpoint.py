@@ -1,0 +1,54 @@
+"""The JSON files of a checkpoint folder, as every engine and the harness read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engines.base import EngineUsageError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, or EngineUsageError saying what is wrong with it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EngineUsageError(f"{path}: no such file; give the folder of a checkpoint") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise EngineUsageError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise EngineUsageError(f"{path}: a JSON object is wanted, not {type(value).__name__}")
+    return value
+
+
+def read_config(folder: Path, what: str) -> dict[str, Any]:
+    """config.json of the `what` (target, drafter) in `folder`. Raises EngineUsageError."""
+    path = folder / "config.json"
+    if not path.exists():
+        raise EngineUsageError(
+            f"{what} {folder} has no config.json: give the folder of a checkpoint in the "
+            "Hugging Face layout"
+        )
+    return read_json(path)
+
+
+def check_named(folder: Path, what: str) -> dict[str, Any]:
+    """The config, after a look at whether an engine can tell from it which model it is of."""
+    config = read_config(folder, what)
+    if not config.get("architectures") and not config.get("model_type"):
+        raise EngineUsageError(
+            f"{folder / 'config.json'}: names neither architectures nor model_type, so that no "
+            f"engine can tell what the {what} is; fetch the checkpoint again"
+        )
+    return config
+
+
+def drop_nulls(path: Path) -> None:
+    """Leave out of a config what is null.
+
+    transformers' typed configs refuse null for some keys (`n_routed_experts` of an MLA drafter),
+    and a key that is missing says the same.
+    """
+    config = {key: value for key, value in read_json(path).items() if value is not None}
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
