@@ -16,7 +16,7 @@ from harness.errors import UsageError
 from harness.load.datasets import load_prompts
 from harness.measure.store import RunFolder
 from harness.plan.expand import expand
-from harness.plan.schema import Plan
+from harness.plan.schema import Plan, WorkloadSection
 from harness.prepare import Prepared
 from harness.progress import PlainProgress
 
@@ -31,7 +31,7 @@ def prepared() -> Prepared:
         target=None,
         drafter=None,
         urls={},
-        prompts=load_prompts("builtin", demo_prompts=None),
+        prompts=load_prompts(WorkloadSection()),
         cells=expand(plan, "reference", ("baseline",), attached=False),
     )
 
