@@ -26,6 +26,7 @@ from harness.load.conversations import Share
 from harness.load.datasets import Prompt
 from harness.load.executors import Stop, execute
 from harness.load.fidelity import CpuClock, LagSampler, few_collections
+from harness.load.interrupt import run_interruptible
 from harness.load.slices import Board, Slice, Tally, Yield, read_yield, write
 from harness.load.worker import raise_file_limit
 from harness.records import ClientFigures, LoadPoint, RequestRecord
@@ -142,8 +143,6 @@ async def drive_slice(
 
 
 def _drive_here(work: Slice, engine_gone: EngineGone, on_tally: OnTally) -> Yield:
-    import uvloop
-
     raise_file_limit()
 
     async def go() -> Yield:
@@ -154,8 +153,7 @@ def _drive_here(work: Slice, engine_gone: EngineGone, on_tally: OnTally) -> Yiel
         finally:
             watch.cancel()
 
-    done: Yield = uvloop.run(go())
-    return done
+    return run_interruptible(go())
 
 
 async def _watch(engine_gone: EngineGone, stop: Stop) -> None:
