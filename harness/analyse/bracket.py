@@ -25,7 +25,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `resolution`: the largest ratio of lowest missed to highest met, unless undecided loads lie
     between. `confidence`: that no load is misjudged by chance. A load is looked at up to `looks`
-    times, with `requests` requests each time.
+    times, with `requests` requests each time, at a rate for `seconds` or longer.
     """
 
     by: By = "rate"
@@ -36,6 +36,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lowest: float = 1 / SPAN
     highest: float = float(SPAN)
     requests: int = 57
+    seconds: float = 10.0
     looks: int = 4
 
     @property

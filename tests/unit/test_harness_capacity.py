@@ -94,7 +94,9 @@ def test_a_concurrency_is_looked_at_by_its_steady_requests() -> None:
     look = look_of(cell("baseline", 0, [request(), failed(index=1)], load=C1), Slo(), search)
     assert (look.value, look.met, look.of) == (1.0, 1, 2)
     assert sent_in_a_look(search, 8) == 57 + 16
-    assert sent_in_a_look(SEARCH, 0) == math.ceil(57 * 1.25)
+    assert sent_in_a_look(search, 400) == 1001
+    assert sent_in_a_look(SEARCH, 1.0) == math.ceil(57 * 1.25)
+    assert sent_in_a_look(SEARCH, 200.0) == 2000
 
 
 def test_figures_are_drawn_for_every_probe(tmp_path: Path) -> None:
@@ -116,6 +118,7 @@ def test_figures_are_drawn_for_every_probe(tmp_path: Path) -> None:
         (Wanted(confidence=float("nan")), "--confidence"),
         (Wanted(resolution=0.0), "--resolution"),
         (Wanted(start=0.0), "--start"),
+        (Wanted(seconds=float("nan")), "--seconds"),
         (Wanted(start=float("inf")), "--start"),
         (Wanted(start=4.0, most=2.0), "--most"),
         (Wanted(requests=3), "--requests 3: 4 looks of it are too few"),

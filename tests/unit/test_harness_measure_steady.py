@@ -50,8 +50,8 @@ def test_the_window_opens_with_the_first_end_and_closes_with_the_last_request() 
     assert window.level == "steady"
     assert window.begin_ns == min(r.end_ns for r in records if r.end_ns is not None)
     assert window.end_ns == max(r.sent_ns for r in records if r.sent_ns is not None)
-    assert "first answer at 4 under way" in window.rule
-    assert "without the last 4" in window.rule
+    assert "first answer at full concurrency has ended" in window.rule
+    assert "as many as the concurrency" in window.rule
 
 
 def test_the_opening_wave_of_prefills_is_in_no_latency() -> None:
