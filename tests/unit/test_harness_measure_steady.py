@@ -71,9 +71,14 @@ def test_throughput_is_that_of_the_full_load(concurrency: int, seed: int) -> Non
     assert figures.steady is not None
     edges = concurrency / (figures.steady.end_s - figures.steady.begin_s)
     assert figures.output_tokens_per_s == pytest.approx(concurrency / 0.01, abs=2 * edges)
-    whole = cell_metrics(records).output_tokens_per_s
+
+
+def test_the_drain_takes_nothing_from_the_throughput() -> None:
+    records = closed_loop(8, lengths(80))
+    whole, steady = (cell_metrics(records, load).output_tokens_per_s for load in (None, closed(8)))
     assert whole is not None
-    assert whole < figures.output_tokens_per_s
+    assert steady is not None
+    assert whole < 0.97 * 800 < steady
 
 
 def test_without_chunk_counts_the_throughput_is_of_the_whole_phase() -> None:
