@@ -55,6 +55,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     start: float | None = None
     most: float | None = None
     requests: int | None = None
+    seconds: float = 10.0
 
 
 def search_of(wanted: Wanted) -> Search:
@@ -72,6 +73,8 @@ def search_of(wanted: Wanted) -> Search:
     most = start * SPAN if wanted.most is None else wanted.most
     if not (math.isfinite(most) and start <= most <= 1e6):
         raise UsageError(f"--most {most:g}: a load from --start, {start:g}, to 1000000 is wanted")
+    if not 0 <= wanted.seconds <= 1e5:
+        raise UsageError(f"--seconds {wanted.seconds:g}: a time from 0 to 100000 is wanted")
     search = Search(
         by=wanted.by,
         attain=wanted.attain,
@@ -80,6 +83,7 @@ def search_of(wanted: Wanted) -> Search:
         start=start,
         highest=float(int(most)) if whole else float(f"{most:.4g}"),
         lowest=1.0 if whole else float(f"{start / SPAN:.4g}"),
+        seconds=wanted.seconds,
     )
     least = requests_needed(search.attain, search.z)
     requests = least if wanted.requests is None else wanted.requests
@@ -226,19 +230,22 @@ def load_at(prepared: Prepared, search: Search, value: float) -> LoadPoint:
         request_rate=None if closed else (value,),
         schedule=None,
         trace=None,
-        num_requests=sent_in_a_look(search, size),
+        num_requests=sent_in_a_look(search, value),
         duration_s=None,
         num_output_tokens=None,
     )
     return load_points(section)[0]
 
 
-def sent_in_a_look(search: Search, concurrency: int) -> int:
-    """So many that the steady window holds about `search.requests`."""
+def sent_in_a_look(search: Search, value: float) -> int:
+    """So many that the steady window holds about `search.requests`, and lasts long enough.
+
+    A queue needs time to grow: an overload that is looked at for a second shows nothing.
+    """
     if search.by == "concurrency":
         # The opening wave and the drain beside them, and a fifth of all in the window.
-        return max(search.requests + 2 * concurrency, math.ceil(2.5 * concurrency) + 1)
-    return math.ceil(SPARE * search.requests)
+        return math.ceil(max(search.requests + 2 * value, 2.5 * value + 1))
+    return math.ceil(max(SPARE * search.requests, value * search.seconds))
 
 
 class Hunt:

@@ -120,6 +120,7 @@ def capacity(
     start: Annotated[float | None, typer.Option(help="The first load. Default: 1.")] = None,
     most: Annotated[float | None, typer.Option(help="No load above it is tried.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Requests a look.")] = None,
+    seconds: Annotated[float, typer.Option(help="A look at a rate lasts as long or longer.")] = 10,
     variants: Variants = None,
     out: Out = Path("results"),
     as_json: Json = False,
@@ -139,6 +140,7 @@ def capacity(
         start=start,
         most=most,
         requests=requests,
+        seconds=seconds,
     )
     request = request_of(engine, profile, url, variants, out, [*(set_ or ()), *levels(slo)])
     with make_progress() as progress:

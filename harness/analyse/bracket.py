@@ -25,7 +25,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `resolution`: the largest ratio of lowest missed to highest met, unless undecided loads lie
     between. `confidence`: that no load is misjudged by chance. A load is looked at up to `looks`
-    times, with `requests` requests each time.
+    times, with `requests` requests each time, at a rate for `seconds` or longer.
     """
 
     by: By = "rate"
@@ -36,6 +36,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lowest: float = 1 / SPAN
     highest: float = float(SPAN)
     requests: int = 57
+    seconds: float = 10.0
     looks: int = 4
 
     @property
@@ -48,20 +49,26 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """One measured block: how many requests met the levels, of how many.
 
     `overloaded`: there was no steady state, so that a longer block would have met fewer.
+    `tau`: so many of its requests tell no more than one would alone, since they share a queue.
     """
 
     value: float
     met: int
     of: int
     overloaded: bool = False
+    tau: float = 1.0
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One load with its looks pooled; `low`, `high`: the interval of the share that met."""
+    """One load with its looks pooled; `low`, `high`: the interval of the share that met.
+
+    `independent`: how many independent requests the looks count for.
+    """
 
     value: float
     met: int
     of: int
+    independent: float
     looks: int
     low: float
     high: float
@@ -92,7 +99,8 @@ def points(looks: Sequence[Look], search: Search) -> list[Point]:
 
 def _point(value: float, looks: list[Look], search: Search) -> Point:
     met, of = sum(look.met for look in looks), sum(look.of for look in looks)
-    low, high = wilson(met, of, search.z)
+    independent = sum(look.of / look.tau for look in looks)
+    low, high = wilson(sum(look.met / look.tau for look in looks), independent, search.z)
     overloaded = any(look.overloaded for look in looks)
     judged: Judged = "undecided"
     if overloaded or high < search.attain:
@@ -103,6 +111,7 @@ def _point(value: float, looks: list[Look], search: Search) -> Point:
         value=value,
         met=met,
         of=of,
+        independent=independent,
         looks=len(looks),
         low=low,
         high=high,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
@@ -9,10 +10,11 @@ import msgspec
 
 from harness.analyse.bracket import By, Judged, Look, Point, Search, bracket, points
 from harness.analyse.data import CellData, RunData
+from harness.analyse.statistics import autocorrelation_time
 from harness.measure.metrics import cell_metrics
-from harness.measure.slo import Slo, attained, meets, slo_of
-from harness.measure.steady import steady_window
-from harness.records import SCHEMA_VERSION, Metrics, Record, Variant
+from harness.measure.slo import Slo, attained, meets, slo_of, strain
+from harness.measure.steady import placed_ns, steady_window
+from harness.records import SCHEMA_VERSION, Metrics, Record, RequestRecord, Variant
 
 
 class Figures(Record, frozen=True, kw_only=True):
@@ -37,6 +39,7 @@ class Figures(Record, frozen=True, kw_only=True):
 class Probe(Record, frozen=True, kw_only=True):
     """One load that was tried: `met` of `requests` met the levels, `low` to `high` the interval.
 
+    `independent`: how many independent requests they count for, as they share a queue.
     `overloaded`: it had no steady state, or the server refused so much that the cell was given up.
     """
 
@@ -44,6 +47,7 @@ class Probe(Record, frozen=True, kw_only=True):
     cells: tuple[str, ...]
     requests: int
     met: int
+    independent: float
     share: float | None
     low: float
     high: float
@@ -94,7 +98,28 @@ def look_of(data: CellData, slo: Slo, search: Search) -> Look:
     met, of = attained(inside, slo)
     growing = window is not None and window.growing
     refused = GAVE_UP in (data.timeline.interrupted or "")
-    return Look(value=float(value or 0), met=met, of=of, overloaded=growing or refused)
+    return Look(
+        value=float(value or 0),
+        met=met,
+        of=of,
+        overloaded=growing or refused,
+        tau=tau_of(inside, slo),
+    )
+
+
+UNANSWERED = 2.0
+"""The strain of a request that was not answered: beyond the levels."""
+
+
+def tau_of(records: Sequence[RequestRecord], slo: Slo) -> float:
+    """Over how many requests, in the order of sending, the strain on the levels is alike.
+
+    It is taken from the figures and not from whether they met their bounds: near the capacity a
+    queue comes and goes slowly, also while all requests still meet the levels.
+    """
+    placed = sorted(records, key=lambda r: (placed_ns(r) or 0, r.index))
+    strains = [strain(r, slo) for r in placed]
+    return autocorrelation_time([UNANSWERED if s is None else min(s, 4.0) for s in strains])
 
 
 def capacity_of(run: RunData, search: Search) -> Capacity:
@@ -147,6 +172,7 @@ def _probe(point: Point, cells: list[CellData], slo: Slo, gpus: int | None) -> P
         cells=tuple(c.cell.cell_id for c in cells),
         requests=point.of,
         met=point.met,
+        independent=point.independent,
         share=point.met / point.of if point.of else None,
         low=point.low,
         high=point.high,

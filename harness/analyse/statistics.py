@@ -65,7 +65,28 @@ def verdict(
     return "undecided"
 
 
-def wilson(hits: int, n: int, z: float) -> tuple[float, float]:
+def autocorrelation_time(values: Sequence[float]) -> float:
+    """How many successive values tell no more than one independent value; at least 1.
+
+    1 + 2 times the sum of the autocorrelations, cut where the sums of neighbouring pairs are no
+    longer positive (C. J. Geyer, Statistical Science 7 (1992), initial positive sequence).
+    """
+    import numpy as np
+
+    n = len(values)
+    if n < 8:
+        return 1.0
+    centred = np.asarray(values, dtype=float) - float(np.mean(values))
+    power = np.abs(np.fft.rfft(centred, 2 * n)) ** 2
+    covariance = np.fft.irfft(power)[:n] / n
+    if covariance[0] <= 1e-12 * max(1.0, float(np.mean(np.square(values)))):
+        return 1.0
+    pairs = (covariance[0 : n - 1 : 2] + covariance[1:n:2]) / covariance[0]
+    positive = pairs[: int(np.argmax(pairs <= 0))] if (pairs <= 0).any() else pairs
+    return float(min(n, max(1.0, 2 * float(positive.sum()) - 1)))
+
+
+def wilson(hits: float, n: float, z: float) -> tuple[float, float]:
     """Wilson's interval of a share, `z` standard normal deviations wide to each side.
 
     E. B. Wilson, JASA 22 (1927): unlike the plain one it holds for few trials and near 0 and 1.

@@ -44,8 +44,17 @@ def meets(r: RequestRecord, slo: Slo) -> bool:
     Open loop: the time to the first token and to the end count from when the request was due. A
     time per token that is undefined, as of an answer in one chunk, breaks no level.
     """
+    used = strain(r, slo)
+    return used is not None and used <= 1
+
+
+def strain(r: RequestRecord, slo: Slo) -> float | None:
+    """The largest of the request's figures over their bounds: 1 is just within the levels.
+
+    0 where no level is set; None where the request was not answered whole.
+    """
     if r.status != "ok":
-        return False
+        return None
     due = r.due_ns is not None
     found = {
         "ttft_s": ttft_from_due_s(r) if due else ttft_s(r),
@@ -53,11 +62,13 @@ def meets(r: RequestRecord, slo: Slo) -> bool:
         "e2el_s": e2el_from_due_s(r) if due else e2el_s(r),
     }
     if found["ttft_s"] is None:
-        return False
-    return all(
-        value is None or (bound := getattr(slo, name)) is None or value <= bound
+        return None
+    used = [
+        value / bound
         for name, value in found.items()
-    )
+        if value is not None and (bound := getattr(slo, name)) is not None
+    ]
+    return max(used, default=0.0)
 
 
 def attained(records: Sequence[RequestRecord], slo: Slo) -> tuple[int, int]:

@@ -118,19 +118,17 @@ def _window(
     tail = (load.concurrency or 1) if closed else before
     if level == "steady":
         inside = inside[: max(0, len(inside) - tail)]
-    opens = (
-        f"opens when the first answer at {load.concurrency} under way has ended"
-        if closed
-        else "opens when the answer to the first request has ended"
-    )
-    drain = f"without the last {tail}, whose answers run into the drain"
+    opens = "the first answer at full concurrency" if closed else "the answer to the first request"
+    tail_words = "the concurrency" if closed else "came before it"
+    drain = f"without its last requests, as many as {tail_words}: their answers run into the drain"
     if level == "started":
         drain = "answers that run into the drain included, as too few would be left"
     return Window(
         begin_ns=opened_ns,
         end_ns=max(opened_ns, end_ns),
         level=level,
-        rule=f"{opens}, closes when the last request is {'sent' if closed else 'due'}; {drain}",
+        rule=f"opens when {opens} has ended, closes when the last request is "
+        f"{'sent' if closed else 'due'}; {drain}",
         requests=len(inside),
         members=frozenset(r.index for r in inside),
         growing=not closed and _grows([r for _, r in placed], opened_ns, end_ns),

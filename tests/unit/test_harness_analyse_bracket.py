@@ -18,7 +18,7 @@ from harness.analyse.bracket import (
     requests_needed,
     rounded,
 )
-from harness.analyse.statistics import wilson
+from harness.analyse.statistics import autocorrelation_time, wilson
 
 Server = Callable[[float], float]
 """The share of requests that meet the levels, by load."""
@@ -146,6 +146,29 @@ def test_the_interval_holds_the_share(n: int, data: st.DataObject, z: float) -> 
     wider = wilson(hits, n, z + 1)
     assert wider[0] <= low + 1e-12
     assert high <= wider[1] + 1e-12
+
+
+@pytest.mark.parametrize("phi", [0.0, 0.5, 0.9])
+def test_the_autocorrelation_time_of_a_known_process(phi: float) -> None:
+    random_ = random.Random(1)
+    values = [0.0]
+    for _ in range(20_000):
+        values.append(phi * values[-1] + random_.gauss(0, 1))
+    assert autocorrelation_time(values) == pytest.approx((1 + phi) / (1 - phi), rel=0.2)
+
+
+@given(st.lists(st.floats(0, 4), max_size=200))
+def test_the_autocorrelation_time_lies_between_one_and_all(values: list[float]) -> None:
+    assert 1 <= autocorrelation_time(values) <= max(1, len(values))
+    assert autocorrelation_time([1.0] * len(values)) == 1
+
+
+def test_looks_at_one_queue_count_less() -> None:
+    search = Search()
+    (alone,) = points([Look(value=1.0, met=57, of=57)], search)
+    (queued,) = points([Look(value=1.0, met=57, of=57, tau=3.0)], search)
+    assert (alone.judged, queued.judged) == ("met", "undecided")
+    assert (queued.met, queued.of) == (57, 57)
 
 
 def test_wilson_of_a_known_case() -> None:

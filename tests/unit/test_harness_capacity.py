@@ -11,9 +11,9 @@ import pytest
 from harness_records import C1, cell, failed, request, run_of, timeline
 from harness_simulated import open_loop
 
-from harness.analyse.bracket import Search
+from harness.analyse.bracket import Look, Search, bracket, next_value
 from harness.analyse.data import CellData, RunData
-from harness.analyse.frontier import Capacity, capacity_of, look_of
+from harness.analyse.frontier import Capacity, capacity_of, look_of, tau_of
 from harness.analyse.summary import summarise
 from harness.capacity import Wanted, is_capacity, search_of, sent_in_a_look
 from harness.errors import UsageError
@@ -94,7 +94,34 @@ def test_a_concurrency_is_looked_at_by_its_steady_requests() -> None:
     look = look_of(cell("baseline", 0, [request(), failed(index=1)], load=C1), Slo(), search)
     assert (look.value, look.met, look.of) == (1.0, 1, 2)
     assert sent_in_a_look(search, 8) == 57 + 16
-    assert sent_in_a_look(SEARCH, 0) == math.ceil(57 * 1.25)
+    assert sent_in_a_look(search, 400) == 1001
+    assert sent_in_a_look(SEARCH, 1.0) == math.ceil(57 * 1.25)
+    assert sent_in_a_look(SEARCH, 200.0) == 2000
+
+
+def test_the_capacity_of_a_server_with_a_queue_is_bracketed() -> None:
+    # 90% of 20,000 requests wait less than 90 ms up to 30.1 requests/s, of 40 at most.
+    slo, right = Slo(ttft_s=0.1), 0
+    for seed in range(30):
+        looks: list[Look] = []
+        search = Search(start=8.0)
+        while (value := next_value(looks, search)) is not None:
+            n = sent_in_a_look(search, value)
+            load = LoadPoint(mode="open", request_rate=value, num_requests=n)
+            records = open_loop(value, n, seed=1000 * seed + len(looks))
+            looks.append(look_of(cell("baseline", 0, records, load=load), slo, search))
+        found = bracket(looks, search)
+        assert found.highest_met is not None
+        assert found.lowest_missed is not None
+        assert 20 < found.highest_met < found.lowest_missed < 45
+        right += found.highest_met <= 30.1 <= found.lowest_missed
+    assert right >= 28  # with a confidence of 0.95, 28.5 of 30
+
+
+def test_strains_of_a_queue_are_alike_and_those_of_an_idle_server_are_not() -> None:
+    slo = Slo(ttft_s=0.1)
+    assert tau_of(open_loop(38.0, 400, seed=2), slo) > 5
+    assert tau_of(open_loop(4.0, 400, seed=2), slo) < 2
 
 
 def test_figures_are_drawn_for_every_probe(tmp_path: Path) -> None:
@@ -116,6 +143,7 @@ def test_figures_are_drawn_for_every_probe(tmp_path: Path) -> None:
         (Wanted(confidence=float("nan")), "--confidence"),
         (Wanted(resolution=0.0), "--resolution"),
         (Wanted(start=0.0), "--start"),
+        (Wanted(seconds=float("nan")), "--seconds"),
         (Wanted(start=float("inf")), "--start"),
         (Wanted(start=4.0, most=2.0), "--most"),
         (Wanted(requests=3), "--requests 3: 4 looks of it are too few"),

@@ -10,7 +10,7 @@ from harness_records import C1, MS, cell, failed, request, run_of
 
 from harness.analyse.summary import summarise
 from harness.measure.metrics import by_category, cell_metrics
-from harness.measure.slo import Slo, meets, slo_of
+from harness.measure.slo import Slo, meets, slo_of, strain
 from harness.plan.schema import Plan, SloSection, as_dict
 from harness.records import DraftCounts, LoadPoint
 
@@ -34,6 +34,12 @@ DROPPED: dict[str, Any] = {
 )
 def test_a_request_meets_the_levels_that_are_set(slo: Slo, met: bool) -> None:
     assert meets(request(), slo) is met
+
+
+def test_the_strain_is_that_of_the_worst_figure() -> None:
+    assert strain(request(), Slo(ttft_s=0.2, e2el_s=0.3)) == pytest.approx(0.7)
+    assert strain(request(), Slo()) == 0.0
+    assert strain(failed(), Slo(ttft_s=0.2)) is None
 
 
 def test_a_request_that_waited_to_be_sent_has_waited() -> None:

@@ -50,8 +50,8 @@ def test_the_window_opens_with_the_first_end_and_closes_with_the_last_request() 
     assert window.level == "steady"
     assert window.begin_ns == min(r.end_ns for r in records if r.end_ns is not None)
     assert window.end_ns == max(r.sent_ns for r in records if r.sent_ns is not None)
-    assert "first answer at 4 under way" in window.rule
-    assert "without the last 4" in window.rule
+    assert "first answer at full concurrency has ended" in window.rule
+    assert "as many as the concurrency" in window.rule
 
 
 def test_the_opening_wave_of_prefills_is_in_no_latency() -> None:
@@ -71,9 +71,14 @@ def test_throughput_is_that_of_the_full_load(concurrency: int, seed: int) -> Non
     assert figures.steady is not None
     edges = concurrency / (figures.steady.end_s - figures.steady.begin_s)
     assert figures.output_tokens_per_s == pytest.approx(concurrency / 0.01, abs=2 * edges)
-    whole = cell_metrics(records).output_tokens_per_s
+
+
+def test_the_drain_takes_nothing_from_the_throughput() -> None:
+    records = closed_loop(8, lengths(80))
+    whole, steady = (cell_metrics(records, load).output_tokens_per_s for load in (None, closed(8)))
     assert whole is not None
-    assert whole < figures.output_tokens_per_s
+    assert steady is not None
+    assert whole < 0.97 * 800 < steady
 
 
 def test_without_chunk_counts_the_throughput_is_of_the_whole_phase() -> None:
