@@ -30,8 +30,9 @@ from harness.load.client_error import (
 )
 from harness.load.datasets import Prompt
 from harness.load.drive import drive
+from harness.load.limits import raise_file_limit
 from harness.load.script import Script
-from harness.load.scripted_process import ScriptedServer, raise_file_limit, scripted_server
+from harness.load.scripted_process import ScriptedServer, scripted_server
 from harness.plan.schema import SamplingSection
 from harness.records import LoadPoint
 from harness.report.words import DASH

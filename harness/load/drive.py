@@ -27,8 +27,8 @@ from harness.load.datasets import Prompt
 from harness.load.executors import Stop, execute
 from harness.load.fidelity import CpuClock, LagSampler, few_collections
 from harness.load.interrupt import run_interruptible
+from harness.load.limits import raise_file_limit
 from harness.load.slices import Board, Slice, Tally, Yield, read_yield, write
-from harness.load.worker import raise_file_limit
 from harness.records import ClientFigures, LoadPoint, RequestRecord
 
 WATCH_EVERY_S = 0.25

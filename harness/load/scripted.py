@@ -23,6 +23,7 @@ from time import perf_counter_ns
 import httptools
 import msgspec
 
+from harness.load.limits import raise_file_limit
 from harness.load.script import (
     HEAD,
     NUMBER,
@@ -32,7 +33,6 @@ from harness.load.script import (
     Wanted,
     metrics_text,
 )
-from harness.load.scripted_process import raise_file_limit
 from harness.load.scripted_schedule import Schedule, Stream
 
 BACKLOG = 65_535

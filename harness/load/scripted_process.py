@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,8 +16,6 @@ from harness.load.script import Script, ServerRecord
 
 STOP_S = 10.0
 READ_S = 60.0
-UNLIMITED_FILES = 1_000_000
-"""Asked for where there is no limit; the kernel's own bound on one process is a little above."""
 
 
 class ScriptedServer:
@@ -75,16 +72,6 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
         process.stdout.close()
         if process.stderr is not None:
             process.stderr.close()
-
-
-def raise_file_limit() -> int:
-    """Let this process open as many files as it may, one a connection; returns how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = UNLIMITED_FILES if hard == resource.RLIM_INFINITY else hard
-    if soft == resource.RLIM_INFINITY or soft >= most:
-        return most
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return most
 
 
 def options(script: Script) -> list[str]:

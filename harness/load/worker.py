@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import signal
 import sys
 from pathlib import Path
 
+from harness.load.limits import raise_file_limit
 from harness.load.slices import Board, Slice, Yield, read_slice, write
 
 POLL_S = 0.001
@@ -56,13 +56,6 @@ def _read_orders(stop: object) -> None:
     if not said:
         os._exit(1)
     stop.set(said)
-
-
-def raise_file_limit() -> None:
-    """As many sockets as the system lets this process have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":
