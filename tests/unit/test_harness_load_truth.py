@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,15 @@ from harness.load.datasets import Prompt
 from harness.load.drive import drive
 from harness.load.script import Script, Served
 from harness.load.scripted_process import ScriptedServer, scripted_server
+from harness.measure.metrics import (
+    acceptance_length,
+    cell_metrics,
+    client_counts,
+    send_lag_s,
+    tpot_s,
+)
 from harness.plan.schema import SamplingSection
-from harness.records import LoadPoint, RequestRecord
+from harness.records import DraftCounts, LoadPoint, RequestRecord
 
 SCRIPT = Script(first_ms=20, gap_ms=10, chunks=5, tokens=(1, 2, 3), service_slots=4)
 CAPACITY = SCRIPT.service_slots / SCRIPT.service_s
@@ -63,6 +71,25 @@ def test_every_chunk_arrives_after_its_write_with_its_tokens(workers: int) -> No
         assert record.sent_ns is not None and record.sent_ns < writes[0]
 
 
+def test_chunks_of_several_tokens_are_counted_and_timed_exactly() -> None:
+    load = LoadPoint(mode="closed", concurrency=3, num_requests=9)
+    pairs = driven(Script(first_ms=10, gap_ms=3, chunks=10, tokens=(1, 2, 3)), load)
+    records = [record for record, _ in pairs]
+    metrics = cell_metrics(records, load)
+    assert metrics.itl_s is None  # a gap between chunks is none between tokens
+    assert metrics.icl_s.n == 9 * 9
+    assert metrics.output_tokens == 9 * 19
+    for record, served in pairs:
+        told = tpot_s(record)
+        told_by_hand = (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e9 / 18
+        assert told == pytest.approx(told_by_hand, rel=1e-9)
+        true = (served.write_ns[-1] - served.write_ns[0]) / 1e9 / 18
+        assert told == pytest.approx(true, abs=0.005)
+    counts = client_counts(records)
+    assert counts == DraftCounts(drafts=81, accepted=81, per_position=(54, 27))
+    assert acceptance_length(counts) == 2.0
+
+
 def test_an_overloaded_server_shows_its_queue_from_the_due_time() -> None:
     load = LoadPoint(mode="open", request_rate=2 * CAPACITY, num_requests=120, arrival="constant")
     pairs = driven(SCRIPT, load)
@@ -86,5 +113,24 @@ def test_an_idle_server_is_asked_at_the_drawn_times() -> None:
     drawn = offsets(load, seed=7)
     gaps = [(b - a) / 1e9 for a, b in pairwise(due)]
     assert gaps == pytest.approx([b - a for a, b in pairwise(drawn)], abs=1e-6)
+    achieved = cell_metrics([record for record, _ in pairs], load).request_rate_achieved
+    assert achieved == pytest.approx(19 / float(drawn[-1] - drawn[0]), rel=0.01)
     # Never before it is due; that it is not late is the machine's affair.
     assert all(record.sent_ns >= record.due_ns for record, _ in pairs)  # type: ignore[operator]
+
+
+@pytest.mark.full
+def test_a_trace_is_replayed_within_a_millisecond(tmp_path: Path) -> None:
+    times = [i * 0.011 + (i % 7) * 0.0013 for i in range(300)]
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        "".join(f'{{"timestamp": {t}, "prompt": "#{i}"}}\n' for i, t in enumerate(times))
+    )
+    load = LoadPoint(
+        mode="open", arrival="trace", trace=str(path), time_scale=1.0, num_requests=len(times)
+    )
+    pairs = driven(Script(first_ms=5, gap_ms=3, chunks=3), load)
+    due = [record.due_ns or 0 for record, _ in pairs]
+    assert [d - due[0] for d in due] == pytest.approx([round(t * 1e9) for t in times], abs=1)
+    lags = sorted(lag for record, _ in pairs if (lag := send_lag_s(record)) is not None)
+    assert lags[len(lags) // 2] < 0.001
