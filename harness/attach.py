@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import httpx
 import msgspec
 
 from engines.base import Adapter
@@ -12,6 +11,7 @@ from engines.catalog import adapter as adapter_named
 from harness.errors import UsageError
 from harness.load.datasets import Prompt
 from harness.load.origin import Origin
+from harness.load.plain import plain_client
 from harness.measure.counters import CounterReader
 from harness.measure.fetch import FetchError, fetch
 from harness.plan.expand import expand, load_points
@@ -70,10 +70,8 @@ def prepare_attached(request: Request, name: str) -> Prepared:
 
 def served_model(root: str, plan: Plan) -> str:
     """The model a running server serves. Raises `UsageError` where nothing fitting answers."""
-    key = api_key(plan)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with httpx.Client(trust_env=False, headers=headers) as client:
+        with plain_client(root, plan.client, api_key(plan)) as client:
             status, body = fetch(client, f"{root}/v1/models", deadline_s=10.0)
     except FetchError as error:
         raise UsageError(
@@ -132,14 +130,14 @@ def label_server(
     """
     if given is not None:
         return given, f"{given}, as --variants says"
-    reader = CounterReader(adapter, url, api_key(plan))
+    reader = CounterReader(adapter, url, plain_client(url, plan.client, api_key(plan)))
     try:
         before = reader.read()
         warm_up(
             asking(adapter, url, model, plan, speculative=True),
             tuple(prompts[:1]),
             [],
-            AttachedServer(url),
+            AttachedServer(url, plan.client),
         )
         after, _ = reader.settled()
     finally:

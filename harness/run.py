@@ -23,6 +23,7 @@ from harness.attach import prepare_attached
 from harness.errors import HarnessError, UsageError, one_line
 from harness.load.datasets import Prompt, allot
 from harness.load.drive import drive
+from harness.load.plain import plain_client
 from harness.measure.counters import CounterReader, difference
 from harness.measure.environment import clock_anchor, environment, git_state, versions
 from harness.measure.metrics import window_ns
@@ -179,7 +180,8 @@ def measure_cell(
 ) -> None:
     """One cell: counters, load, counters, save. Raises `EngineFailed` after saving what came."""
     title = f"{cell.engine} {cell.variant} at {load_words(cell.load)}, repeat {cell.repeat + 1}"
-    reader = CounterReader(prepared.adapter, server.url, api_key(prepared.plan))
+    http = plain_client(server.url, prepared.plan.client, api_key(prepared.plan))
+    reader = CounterReader(prepared.adapter, server.url, http)
     try:
         before, _ = reader.settled()
         progress.cell(title, cell.load.num_requests)

@@ -17,8 +17,9 @@ from harness.load.connection import describe
 from harness.load.datasets import Prompt
 from harness.load.drive import drive
 from harness.load.origin import Origin
+from harness.load.pool import proxy_for
 from harness.measure.metrics import from_histogram
-from harness.plan.schema import Length, Plan
+from harness.plan.schema import ClientSection, Length, Plan
 from harness.prepare import Prepared, api_key, served_name
 from harness.progress import Progress
 from harness.records import Cell, DraftCounts, LoadPoint, Phase, Variant
@@ -84,14 +85,17 @@ class AttachedServer:
     ready_s: float | None = None
     log_path: Path | None = None
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, client: ClientSection) -> None:
         self.url = url
+        self._client = client
 
     def gone(self) -> str | None:
         return None
 
     def lost(self) -> str | None:
         origin = Origin.parse(self.url)
+        if proxy_for(origin.scheme, origin.host, self._client.proxy) is not None:
+            return None  # the proxy answers whether the server does or not
         try:
             socket.create_connection((origin.host, origin.port), timeout=5.0).close()
         except OSError as error:
@@ -124,7 +128,7 @@ def serving(
     Raises `EngineFailed` where it does not come up.
     """
     if prepared.attached:
-        yield AttachedServer(prepared.urls[variant])
+        yield AttachedServer(prepared.urls[variant], prepared.plan.client)
         return
     what = f"{prepared.name} {variant}"
 

@@ -18,13 +18,15 @@ TIMEOUT_S = 5.0
 
 
 class CounterReader:
-    """Reads one server's counters. Never raises: counters that cannot be read are None."""
+    """Reads one server's counters. Never raises: counters that cannot be read are None.
 
-    def __init__(self, adapter: Adapter, base_url: str, api_key: str | None = None) -> None:
+    `http` reaches the server, and is closed with the reader.
+    """
+
+    def __init__(self, adapter: Adapter, base_url: str, http: httpx.Client) -> None:
         self._adapter = adapter
         self._url = f"{base_url}{adapter.metrics_path}" if adapter.metrics_path else None
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(trust_env=False, headers=headers)
+        self._http = http
 
     def close(self) -> None:
         """Close the connection kept alive."""

@@ -34,7 +34,7 @@ def test_absurd_positions_are_left_out() -> None:
     "text", ["", "<html>", "vllm:generation_tokens_total +Inf\n", "sglang:x NaN\n", "\0\ufffd"]
 )
 def test_counters_of_a_strange_page_are_none_or_numbers(name: str, text: str) -> None:
-    reader = CounterReader(adapter(name), "http://127.0.0.1:1")
+    reader = CounterReader(adapter(name), "http://127.0.0.1:1", httpx.Client())
     reader._http = answering(lambda request: httpx.Response(200, text=text))
     found = reader.read()
     assert found is None or found.generation_tokens is None

@@ -18,6 +18,7 @@ from harness_scripted import Script, Seen, serve, stream, token, whole
 from harness.errors import UsageError
 from harness.load.client import Asking, Client
 from harness.load.datasets import Prompt
+from harness.load.plain import plain_client
 from harness.load.pool import Proxy, proxy_for, tls_context
 from harness.load.transport import StampingTransport
 from harness.plan.schema import ClientSection, SamplingSection
@@ -289,3 +290,30 @@ def test_headers_of_the_plan_are_sent() -> None:
     _, seen = against(good, lambda url: ask(url, client=client))
     assert "X-Tenant: bench" in seen.headers[0]
     assert "Accept-Encoding: identity" in seen.headers[0]
+
+
+def test_models_and_counters_are_fetched_the_way_the_load_goes(
+    authority: trustme.CA, ca_file: str
+) -> None:
+    def fetch(url: str, client: ClientSection) -> tuple[int, bytes]:
+        with plain_client(url, client, "k") as http:
+            answer = http.get(url + "/metrics")
+            return answer.status_code, answer.content
+
+    async def trusted(url: str) -> list[RequestRecord]:
+        client = ClientSection(ca_file=ca_file, headers={"X-Tenant": "bench"})
+        assert await asyncio.to_thread(fetch, url, client) == (200, b"up")
+        return []
+
+    async def through(url: str) -> list[RequestRecord]:
+        client = ClientSection(proxy=url.replace("http://", "http://me:x@"))
+        assert await asyncio.to_thread(fetch, "http://far.example", client) == (200, b"up")
+        return []
+
+    up = [whole("200 OK", "up")]
+    _, seen = against(lambda n, b: up, trusted, tls=server_side(authority))
+    assert "authorization: bearer k" in seen.headers[0].lower()
+    assert "x-tenant: bench" in seen.headers[0].lower()
+    _, seen = against(lambda n, b: up, through)
+    assert seen.headers[0].startswith("GET http://far.example/metrics HTTP/1.1")
+    assert "proxy-authorization: basic bwu6ea==" in seen.headers[0].lower()

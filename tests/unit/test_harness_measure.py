@@ -254,9 +254,8 @@ def reader_of(answers: list[str], monkeypatch: pytest.MonkeyPatch) -> CounterRea
         text = left.pop(0) if len(left) > 1 else left[0]
         return httpx.Response(200, text=text)
 
-    reader = CounterReader(FakeAdapter(), "http://h")  # type: ignore[arg-type]
-    reader._http = httpx.Client(transport=httpx.MockTransport(answer))
-    return reader
+    http = httpx.Client(transport=httpx.MockTransport(answer))
+    return CounterReader(FakeAdapter(), "http://h", http)  # type: ignore[arg-type]
 
 
 def test_counters_are_polled_until_they_rest(monkeypatch: pytest.MonkeyPatch) -> None:
