@@ -14,16 +14,8 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 ENGINE = Path(__file__).with_name("scripted_engine.py")
-QUICK = [
-    "--seconds",
-    "2",
-    "--attain",
-    "0.75",
-    "--resolution",
-    "0.5",
-    "--set",
-    "load.warmup_requests=1",
-]
+QUICK = ["--seconds", "1", "--attain", "0.7", "--resolution", "1"]
+QUICK += ["--set", "load.warmup_requests=1"]
 
 Start = Callable[..., str]
 
