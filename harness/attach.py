@@ -9,9 +9,9 @@ import msgspec
 from engines.base import Adapter
 from engines.catalog import adapter as adapter_named
 from harness.errors import UsageError
-from harness.load.datasets import Prompt
-from harness.load.origin import Origin
-from harness.load.plain import plain_client
+from harness.load.prompts.datasets import Prompt
+from harness.load.streaming.origin import Origin
+from harness.load.streaming.plain import plain_client
 from harness.measure.counters import CounterReader
 from harness.measure.fetch import FetchError, fetch
 from harness.plan.expand import expand, load_points

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from harness.errors import UsageError
-from harness.load.bare import run_bare
-from harness.load.client import Asking
-from harness.load.client_error import (
+from harness.load.drive import drive
+from harness.load.limits import raise_file_limit
+from harness.load.prompts.datasets import Prompt
+from harness.load.scripted.bare import run_bare
+from harness.load.scripted.client_error import (
     ClientName,
     ClientResult,
     Once,
@@ -28,11 +30,9 @@ from harness.load.client_error import (
     pooled,
     well_counted,
 )
-from harness.load.datasets import Prompt
-from harness.load.drive import drive
-from harness.load.limits import raise_file_limit
-from harness.load.script import Script
-from harness.load.scripted_process import ScriptedServer, scripted_server
+from harness.load.scripted.process import ScriptedServer, scripted_server
+from harness.load.scripted.script import Script
+from harness.load.streaming.client import Asking
 from harness.plan.schema import SamplingSection
 from harness.records import LoadPoint
 from harness.report.words import DASH

@@ -19,7 +19,7 @@ from harness.analyse.frontier import GAVE_UP, Capacity, at_load, capacity_of, lo
 from harness.analyse.summary import SEARCH
 from harness.attach import prepare_attached
 from harness.errors import UsageError
-from harness.load.datasets import Prompt, allot
+from harness.load.prompts.datasets import Prompt, allot
 from harness.measure.slo import Slo, slo_of
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
 from harness.plan.expand import cell_id, load_points

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 import typer.core
 
-from harness.errors import HarnessError, UsageError, printable
+from harness.ending import Stopped, Terminated, complain, exit_code_of, tell_engine_failure
+from harness.errors import UsageError
+from harness.options import check_text, parse_counts, parse_urls, parse_variants
 
 if TYPE_CHECKING:
     from harness.prepare import Request
@@ -39,10 +41,6 @@ class Commands(typer.core.TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise Stopped(error) from None
-
-
-class Stopped(Exception):
-    """A Ctrl-C or a signal to end, carried past the parser; holds the interruption itself."""
 
 
 app = typer.Typer(
@@ -82,7 +80,6 @@ Slos = Annotated[
     typer.Option("--slo", metavar="LEVELS", help="Service levels, such as ttft=0.2,tpot=50ms."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, not as a table.")]
-TAIL_SHOWN = 8
 
 
 @app.command()
@@ -240,7 +237,7 @@ def calibrate(
     loads, carried = parse_counts("--streams", streams), parse_counts("--tokens", tokens)
     from harness.calibrate import Calibration, print_report
     from harness.calibrate import calibrate as do_calibrate
-    from harness.load.script import Script
+    from harness.load.scripted.script import Script
     from harness.measure.store import to_json
 
     script = Script(first_ms=first_ms, gap_ms=gap_ms, chunks=chunks, tokens=carried)
@@ -303,52 +300,6 @@ def engines_install(
     print(install(name))
 
 
-def check_text(arguments: list[str]) -> None:
-    """Raise `UsageError` at an argument that is not UTF-8: no record could hold it."""
-    for argument in arguments:
-        shown = argument.encode("utf-8", "replace").decode()
-        if shown != argument:
-            raise UsageError(f"{shown}: not UTF-8 text; rename the file, or write it in UTF-8")
-
-
-def parse_variants(text: str | None) -> tuple[Any, ...] | None:
-    """`--variants` as a tuple, in the given order. Raises `UsageError`."""
-    if text is None:
-        return None
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    wrong = [word for word in words if word not in ("baseline", "speculative")]
-    if wrong or not words:
-        raise UsageError(f"--variants {text}: give baseline, speculative, or both with a comma")
-    return words
-
-
-def parse_counts(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers above 0 with commas between them. Raises `UsageError`."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(w.isdecimal() and 0 < int(w) <= 100_000 for w in words):
-        raise UsageError(f"{option} {text}: give whole numbers from 1 on, such as 50,200")
-    return tuple(int(word) for word in words)
-
-
-def parse_urls(items: list[str]) -> dict[str, str]:
-    """`--url` options by variant; the key "" is a server without a label. Raises `UsageError`."""
-    urls: dict[str, str] = {}
-    for item in items:
-        label, equals, rest = item.partition("=")
-        labelled = bool(equals) and label in ("baseline", "speculative")
-        if equals and not labelled and "://" not in label:
-            raise UsageError(f"--url {item}: the label is baseline or speculative")
-        key, value = (label, rest) if labelled else ("", item)
-        if key in urls:
-            raise UsageError(
-                f"--url {item}: several servers; write baseline=URL and speculative=URL"
-            )
-        urls[key] = value
-    if "" in urls and len(urls) > 1:
-        raise UsageError("--url: label both servers: baseline=URL and speculative=URL")
-    return urls
-
-
 def finish(outcome: Outcome, as_json: bool) -> None:
     """Print a run's result, then leave with its exit code."""
     show(told_by(outcome), as_json)
@@ -392,24 +343,6 @@ def show(summary: Any, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def complain(text: str) -> None:
-    """One line on standard error."""
-    print(f"harness: {printable(text)}", file=sys.stderr, flush=True)
-
-
-def tell_engine_failure(error: Any) -> None:
-    """An engine's failure: its one line, then the last lines of its log."""
-    complain(str(error))
-    for line in getattr(error, "tail", ())[-TAIL_SHOWN:]:
-        shown = "".join(c if c.isprintable() else " " for c in line.rstrip())
-        print(f"  | {shown[:200]}", file=sys.stderr)
-    sys.stderr.flush()
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: the same tidy end as a Ctrl-C, another exit code."""
-
-
 def _on_signal(number: int, frame: object) -> NoReturn:
     raise Terminated(number)
 
@@ -433,45 +366,3 @@ def main() -> None:
             raise
         sys.exit(exit_code_of(error))
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def exit_code_of(error: BaseException) -> int:
-    """Tell the error in one line and give its exit code."""
-    if isinstance(error, Stopped):
-        error = error.args[0]
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 1
-    if isinstance(error, Terminated):
-        complain("terminated")
-        return 128 + int(error.args[0])
-    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
-        complain("interrupted")
-        return 130
-    if isinstance(error, HarnessError):
-        complain(str(error))
-        return error.exit_code
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # the parser's own
-        complain(f"{error.format_message()} (see --help)")
-        return int(error.exit_code)
-    if isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    return _code_of_others(error)
-
-
-def _code_of_others(error: BaseException) -> int:
-    """Errors of the packages that know nothing of the harness, and those nobody foresaw."""
-    from drafters.spec import DrafterError
-    from engines.base import EngineFailed, EngineUsageError
-
-    if isinstance(error, EngineUsageError | DrafterError):
-        complain(str(error))
-        return 2
-    if isinstance(error, EngineFailed):
-        tell_engine_failure(error)
-        return 3
-    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
-        complain(f"{error.filename}: {(error.strerror or 'cannot be used').lower()}")
-        return 2
-    complain(f"internal error: {type(error).__name__}: {error} (--debug shows where)")
-    return 70

@@ -23,10 +23,16 @@ from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
 from engines.process import check_port, free_port
 from harness.errors import EngineFailure, UsageError
-from harness.load.client import check_prompts
-from harness.load.datasets import MADE, Prompt, check_workload, load_prompts, needs_tokenizer
-from harness.load.synthetic import DEFAULT_PROMPTS
-from harness.load.trace import Trace, read_trace
+from harness.load.prompts.datasets import (
+    MADE,
+    Prompt,
+    check_workload,
+    load_prompts,
+    needs_tokenizer,
+)
+from harness.load.prompts.synthetic import DEFAULT_PROMPTS
+from harness.load.schedule.trace import Trace, read_trace
+from harness.load.streaming.client import check_prompts
 from harness.plan.expand import expand, load_points
 from harness.plan.load import FOR_ENGINE, Source, build, parse_set, put, read_profile
 from harness.plan.schema import Plan

@@ -21,9 +21,9 @@ from harness.analyse.data import CellData, RunData
 from harness.analyse.summary import summarise
 from harness.attach import prepare_attached
 from harness.errors import HarnessError, UsageError, one_line
-from harness.load.datasets import Prompt, allot
 from harness.load.drive import drive
-from harness.load.plain import plain_client
+from harness.load.prompts.datasets import Prompt, allot
+from harness.load.streaming.plain import plain_client
 from harness.measure.counters import CounterReader, difference
 from harness.measure.environment import clock_anchor, environment, git_state, versions
 from harness.measure.metrics import window_ns

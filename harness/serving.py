@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from engines.base import Adapter, EngineFailed
 from engines.process import EngineProcess
-from harness.load.client import Asking, ReadAcceptance
-from harness.load.connection import describe
-from harness.load.datasets import Prompt
 from harness.load.drive import drive
-from harness.load.origin import Origin
-from harness.load.pool import proxy_for
+from harness.load.prompts.datasets import Prompt
+from harness.load.streaming.client import Asking, ReadAcceptance
+from harness.load.streaming.connection import describe
+from harness.load.streaming.origin import Origin
+from harness.load.streaming.pool import proxy_for
 from harness.measure.metrics import from_histogram
 from harness.plan.schema import ClientSection, Length, Plan
 from harness.prepare import Prepared, api_key, served_name

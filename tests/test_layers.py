@@ -29,6 +29,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engines": ("engines", "drafters.spec", "drafters.formats"),
     "engines.reference": ("engines", "drafters"),
     "training": ("training", "drafters", "engines", "harness.load", "harness.records"),
+    "harness.ending": ("engines.base", "drafters.spec", *SHARED),
+    "harness.options": SHARED,
     "harness.plan": ("harness.plan", "engines.base", *SHARED),
     "harness.load": ("harness.load", "harness.plan.schema", *SHARED),
     "harness.measure": ("harness.measure", "engines.base", *SHARED),

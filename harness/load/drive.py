@@ -21,14 +21,14 @@ from time import perf_counter_ns
 import msgspec
 
 from harness.errors import HarnessError, one_line
-from harness.load.client import Asking, Client, ReadAcceptance, with_acceptance
-from harness.load.conversations import Share
-from harness.load.datasets import Prompt
-from harness.load.executors import Stop, execute
 from harness.load.fidelity import CpuClock, LagSampler, few_collections
 from harness.load.interrupt import run_interruptible
 from harness.load.limits import raise_file_limit
+from harness.load.prompts.datasets import Prompt
+from harness.load.schedule.conversations import Share
+from harness.load.schedule.executors import Stop, execute
 from harness.load.slices import Board, Slice, Tally, Yield, read_yield, write
+from harness.load.streaming.client import Asking, Client, ReadAcceptance, with_acceptance
 from harness.records import ClientFigures, LoadPoint, RequestRecord
 
 WATCH_EVERY_S = 0.25

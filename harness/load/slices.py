@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from harness.load.client import Asking
-from harness.load.conversations import Share
-from harness.load.datasets import Prompt
+from harness.load.prompts.datasets import Prompt
+from harness.load.schedule.conversations import Share
+from harness.load.streaming.client import Asking
 from harness.records import ClientFigures, LoadPoint, RequestRecord
 
 

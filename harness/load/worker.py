@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
 
 async def _work(work: Slice, board: Board) -> Yield:
     from harness.load.drive import drive_slice
-    from harness.load.executors import Stop
+    from harness.load.schedule.executors import Stop
 
     stop = Stop()
     loop = asyncio.get_running_loop()
@@ -49,7 +49,7 @@ async def _work(work: Slice, board: Board) -> Yield:
 
 
 def _read_orders(stop: object) -> None:
-    from harness.load.executors import Stop
+    from harness.load.schedule.executors import Stop
 
     assert isinstance(stop, Stop)
     said = os.read(0, 65536).decode("utf-8", "replace").strip()

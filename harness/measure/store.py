@@ -123,9 +123,12 @@ class RunFolder:
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
         """Hold the folder for one harness. Raises `UsageError` where another measures into it."""
-        with open(self.path / MANIFEST, "rb") as file:
+        if not self.path.is_dir():
+            raise UsageError(f"{self.path}: no such folder; is this the folder of a run?")
+        folder = os.open(self.path, os.O_RDONLY)  # its files may be replaced meanwhile
+        try:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError(
                     f"{self.path}: another harness is measuring into it; wait for its end"
@@ -133,6 +136,8 @@ class RunFolder:
             except OSError:
                 pass  # a file system without locks
             yield
+        finally:
+            os.close(folder)
 
     def summary(self) -> Summary:
         """Raises `UsageError` where there is none."""

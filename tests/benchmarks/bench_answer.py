@@ -7,7 +7,7 @@ from typing import Any
 
 from streams import reads, side_by_side
 
-from harness.load.answer import Answer, AnswerReader
+from harness.load.streaming.answer import Answer, AnswerReader
 
 
 def read_answer(pieces: list[bytes]) -> Answer:

@@ -7,7 +7,7 @@ from typing import Any
 
 from streams import side_by_side
 
-from harness.load.arrivals import poisson
+from harness.load.schedule.arrivals import poisson
 
 COUNT = 100_000
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from harness.calibrate import Calibration, one_round
-from harness.load.client_error import ClientResult, Once, pooled
-from harness.load.script import Script
+from harness.load.scripted.client_error import ClientResult, Once, pooled
+from harness.load.scripted.script import Script
 
 LOAD = Calibration(
     streams=(200,), requests_per_stream=2, script=Script(first_ms=50, gap_ms=10, tokens=(1, 2, 3))

@@ -7,7 +7,7 @@ from typing import Any
 
 from streams import reads, side_by_side
 
-from harness.load.sse import SseParser
+from harness.load.streaming.sse import SseParser
 
 
 def plain(pieces: list[bytes]) -> list[tuple[str, str]]:

@@ -26,9 +26,9 @@ from peer_commands import PEERS, REPO, Ask, Figures, Peer, make_tokenizer, tell
 
 from engines.install import environments_root
 from harness.calibrate import Calibration, one_round
-from harness.load.client_error import ClientName, pooled
-from harness.load.script import Script, Served
-from harness.load.scripted_process import scripted_server
+from harness.load.scripted.client_error import ClientName, pooled
+from harness.load.scripted.process import scripted_server
+from harness.load.scripted.script import Script, Served
 from harness.report.words import DASH
 
 PAGE = REPO / "docs" / "performance.md"

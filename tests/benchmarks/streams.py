@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import httptools
 
-from harness.load.script import HEAD, Answers, Script, Wanted
+from harness.load.scripted.script import HEAD, Answers, Script, Wanted
 
 WANTED = Wanted(
     stream=True,

@@ -11,7 +11,7 @@ import pytest
 
 from harness import cli
 from harness.errors import UsageError
-from harness.load.datasets import allot, read_jsonl
+from harness.load.prompts.datasets import allot, read_jsonl
 
 HEADER = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
 WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(4)

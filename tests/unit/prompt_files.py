@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness.load.datasets import Prompt, load_prompts
+from harness.load.prompts.datasets import Prompt, load_prompts
 from harness.plan.schema import WorkloadSection
 
 

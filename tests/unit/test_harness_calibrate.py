@@ -16,8 +16,8 @@ from harness import calibrate as story
 from harness import cli
 from harness.calibrate import Calibration, calibrate, judged
 from harness.errors import UsageError
-from harness.load.bare import Noted
-from harness.load.client_error import (
+from harness.load.scripted.bare import Noted
+from harness.load.scripted.client_error import (
     ClientResult,
     Compared,
     Once,
@@ -26,7 +26,7 @@ from harness.load.client_error import (
     pooled,
     well_counted,
 )
-from harness.load.script import Script, Served
+from harness.load.scripted.script import Script, Served
 
 SMALL = Calibration(
     streams=(5,),

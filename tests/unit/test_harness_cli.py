@@ -12,12 +12,13 @@ import pytest
 
 from engines.base import EngineFailed
 from harness import cli
+from harness.ending import tell_engine_failure
 
 REPO = Path(__file__).resolve().parents[2]
 
 
 def test_nothing_of_a_log_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.tell_engine_failure(EngineFailed("died: \x1b[2J\x07boom\nx", tail=("a\x1b[31m\tb", "ü")))
+    tell_engine_failure(EngineFailed("died: \x1b[2J\x07boom\nx", tail=("a\x1b[31m\tb", "ü")))
     shown = capsys.readouterr().err
     assert shown == "harness: died: [2J boom x\n  | a [31m b\n  | ü\n"
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.load import arrivals
-from harness.load.arrivals import offsets
+from harness.load.schedule import arrivals
+from harness.load.schedule.arrivals import offsets
 from harness.records import LoadPoint
 
 RATES = st.floats(0.01, 10_000)

@@ -12,7 +12,7 @@ from prompt_files import load, write
 from tiny_tokenizers import save
 
 from harness.errors import UsageError
-from harness.load.datasets import Prompt, allot, load_prompts, needs_tokenizer
+from harness.load.prompts.datasets import Prompt, allot, load_prompts, needs_tokenizer
 from harness.plan.schema import Length, WorkloadSection
 
 

@@ -26,10 +26,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
-from harness.load.answer import AnswerReader, split_reasoning
-from harness.load.client import Asking, Client, check_prompts, request_body, with_acceptance
-from harness.load.datasets import Prompt
-from harness.load.origin import Origin
+from harness.load.prompts.datasets import Prompt
+from harness.load.streaming.answer import AnswerReader, split_reasoning
+from harness.load.streaming.client import (
+    Asking,
+    Client,
+    check_prompts,
+    request_body,
+    with_acceptance,
+)
+from harness.load.streaming.origin import Origin
 from harness.plan.schema import SamplingSection
 from harness.records import DraftCounts, RequestRecord
 

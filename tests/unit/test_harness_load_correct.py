@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.load.correct import is_correct, last_boxed
+from harness.load.prompts.correct import is_correct, last_boxed
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from prompt_files import load, write
 
 from harness.errors import UsageError
-from harness.load.datasets import load_prompts, read_jsonl
-from harness.load.known import KNOWN, known_set
+from harness.load.prompts.datasets import load_prompts, read_jsonl
+from harness.load.prompts.known import KNOWN, known_set
 from harness.plan.schema import WorkloadSection
 
 

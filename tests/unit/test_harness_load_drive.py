@@ -15,12 +15,12 @@ import pytest
 from harness_scripted import Script, serve, stream, token
 
 from harness.errors import HarnessError
-from harness.load.client import Asking
-from harness.load.conversations import Share
-from harness.load.datasets import Prompt
 from harness.load.drive import Driven, drive, workers_for
 from harness.load.fidelity import CpuClock, LagSampler
+from harness.load.prompts.datasets import Prompt
+from harness.load.schedule.conversations import Share
 from harness.load.slices import Board, Slice, Tally, read_slice, write
+from harness.load.streaming.client import Asking
 from harness.plan.schema import SamplingSection
 from harness.records import DraftCounts, LoadPoint
 

@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from harness.load.arrivals import poisson
-from harness.load.datasets import Prompt
-from harness.load.executors import GIVE_UP_AFTER, Stop, execute
+from harness.load.prompts.datasets import Prompt
+from harness.load.schedule.arrivals import poisson
+from harness.load.schedule.executors import GIVE_UP_AFTER, Stop, execute
 from harness.records import LoadPoint, RequestRecord
 
 PROMPTS = [Prompt(id=str(i), text=f"prompt {i}") for i in range(7)]
@@ -88,7 +88,7 @@ def test_open_loop_does_not_wait_for_answers() -> None:
 def test_a_stop_ends_the_cell_and_the_requests_under_way_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("harness.load.executors.DRAIN_S", 0.05)
+    monkeypatch.setattr("harness.load.schedule.executors.DRAIN_S", 0.05)
     for load in (
         LoadPoint(mode="closed", concurrency=2, num_requests=100),
         LoadPoint(mode="open", request_rate=100.0, num_requests=1000),

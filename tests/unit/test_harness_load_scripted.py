@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from engines.vllm import read_counters
-from harness.load.bare import run_bare
-from harness.load.script import Answers, Script, Served, ServerRecord, Wanted
-from harness.load.scripted_process import ScriptedServer, scripted_server
+from harness.load.scripted.bare import run_bare
+from harness.load.scripted.process import ScriptedServer, scripted_server
+from harness.load.scripted.script import Answers, Script, Served, ServerRecord, Wanted
 
 QUICK = Script(first_ms=5, gap_ms=2, chunks=7, tokens=(1, 2, 3))
 CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
@@ -233,7 +233,14 @@ def test_requests_on_one_connection_follow_each_other(quick: ScriptedServer) -> 
 def test_it_ends_with_its_starter_and_leaves_its_record(tmp_path: Path) -> None:
     file = tmp_path / "record"
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.load.scripted", "--stop-with-stdin", "--record", str(file)],
+        [
+            sys.executable,
+            "-m",
+            "harness.load.scripted.server",
+            "--stop-with-stdin",
+            "--record",
+            str(file),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -249,7 +256,9 @@ def test_it_ends_with_its_starter_and_leaves_its_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", ["--tokens=1,x", "--tokens=0", "--chunks=0", "--gap-ms=-1"])
 def test_a_script_that_cannot_be_is_refused(wrong: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "harness.load.scripted", wrong], capture_output=True, text=True
+        [sys.executable, "-m", "harness.load.scripted.server", wrong],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.load.alarm import Alarm
-from harness.load.arrivals import offsets, think_times
-from harness.load.conversations import Conversations, Share
-from harness.load.datasets import Prompt
-from harness.load.executors import Stop, execute
+from harness.load.prompts.datasets import Prompt
+from harness.load.schedule.alarm import Alarm
+from harness.load.schedule.arrivals import offsets, think_times
+from harness.load.schedule.conversations import Conversations, Share
+from harness.load.schedule.executors import Stop, execute
 from harness.records import LoadPoint, RequestRecord
 
 
@@ -364,7 +364,7 @@ def test_the_alarm_wakes_in_time_and_not_before(
     kernel_timer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernel_timer:
-        monkeypatch.setattr("harness.load.alarm._open_timer", lambda: (None, None))
+        monkeypatch.setattr("harness.load.schedule.alarm._open_timer", lambda: (None, None))
 
     async def go() -> list[int]:
         alarm = Alarm()

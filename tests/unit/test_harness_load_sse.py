@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.load.sse import Event, SseParser
+from harness.load.streaming.sse import Event, SseParser
 
 NO_BREAKS = st.text(
     st.characters(blacklist_characters="\r\n\x00", blacklist_categories=("Cs",)), max_size=20

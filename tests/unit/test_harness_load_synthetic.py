@@ -15,8 +15,8 @@ from tiny_tokenizers import KINDS, save
 from tokenizers import Tokenizer
 
 from harness.errors import UsageError
-from harness.load.datasets import Prompt, load_prompts
-from harness.load.lengths import check_length, draw_lengths, longest
+from harness.load.prompts.datasets import Prompt, load_prompts
+from harness.load.prompts.lengths import check_length, draw_lengths, longest
 from harness.plan.schema import Length, WorkloadSection
 
 

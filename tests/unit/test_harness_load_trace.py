@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
-from harness.load.trace import read_trace
+from harness.load.schedule.trace import read_trace
 
 
 def write(path: Path, rows: list[object]) -> Path:

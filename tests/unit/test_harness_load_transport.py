@@ -16,11 +16,11 @@ import trustme
 from harness_scripted import Script, Seen, serve, stream, token, whole
 
 from harness.errors import UsageError
-from harness.load.client import Asking, Client
-from harness.load.datasets import Prompt
-from harness.load.plain import plain_client
-from harness.load.pool import Proxy, proxy_for, tls_context
-from harness.load.transport import StampingTransport
+from harness.load.prompts.datasets import Prompt
+from harness.load.streaming.client import Asking, Client
+from harness.load.streaming.plain import plain_client
+from harness.load.streaming.pool import Proxy, proxy_for, tls_context
+from harness.load.streaming.transport import StampingTransport
 from harness.plan.schema import ClientSection, SamplingSection
 from harness.records import RequestRecord
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.load.arrivals import offsets
-from harness.load.client import Asking
-from harness.load.datasets import Prompt
 from harness.load.drive import drive
-from harness.load.script import Script, Served
-from harness.load.scripted_process import ScriptedServer, scripted_server
+from harness.load.prompts.datasets import Prompt
+from harness.load.schedule.arrivals import offsets
+from harness.load.scripted.process import ScriptedServer, scripted_server
+from harness.load.scripted.script import Script, Served
+from harness.load.streaming.client import Asking
 from harness.measure.metrics import (
     acceptance_length,
     cell_metrics,

@@ -13,7 +13,7 @@ from engines.base import EngineFailed, EngineUsageError
 from engines.catalog import adapter
 from harness import run
 from harness.errors import UsageError
-from harness.load.datasets import load_prompts
+from harness.load.prompts.datasets import load_prompts
 from harness.measure.store import RunFolder
 from harness.plan.expand import expand
 from harness.plan.schema import Plan, WorkloadSection

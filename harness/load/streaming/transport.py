@@ -14,8 +14,8 @@ from time import perf_counter_ns
 
 import httpx
 
-from harness.load.connection import BodySink, Connection, ExchangeError, Intake
-from harness.load.pool import ConnectFailed, Pool, proxy_for, tls_context
+from harness.load.streaming.connection import BodySink, Connection, ExchangeError, Intake
+from harness.load.streaming.pool import ConnectFailed, Pool, proxy_for, tls_context
 from harness.plan.schema import ClientSection
 
 CONNECT_TIMEOUT_S = 10.0

@@ -35,7 +35,7 @@ def offsets(load: LoadPoint, *, seed: int) -> Offsets:
     if load.arrival == "schedule":
         return _cut(scheduled(load.schedule or (), seed=seed), count, duration_s)
     if load.arrival == "trace":
-        from harness.load.trace import read_trace
+        from harness.load.schedule.trace import read_trace
 
         assert load.trace is not None
         at_s = read_trace(load.trace).offsets_s

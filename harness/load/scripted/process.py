@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from harness.errors import EngineFailure, one_line
-from harness.load.script import Script, ServerRecord
+from harness.load.scripted.script import Script, ServerRecord
 
 STOP_S = 10.0
 READ_S = 60.0
@@ -49,7 +49,13 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
     It ends with the block, and with this process however that ends: its standard input is ours.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.load.scripted", "--stop-with-stdin", *options(script)],
+        [
+            sys.executable,
+            "-m",
+            "harness.load.scripted.server",
+            "--stop-with-stdin",
+            *options(script),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -75,7 +81,7 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
 
 
 def options(script: Script) -> list[str]:
-    """The command line of `harness.load.scripted` that says `script`."""
+    """The command line of `harness.load.scripted.server` that says `script`."""
     words = [f"--first-ms={script.first_ms}", f"--gap-ms={script.gap_ms}"]
     words += [f"--chunks={script.chunks}", f"--tokens={','.join(map(str, script.tokens))}"]
     words += [f"--service-slots={script.service_slots}", f"--model={script.model}"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import httpx
 
-from harness.load.origin import Origin
-from harness.load.pool import proxy_for, tls_context
+from harness.load.streaming.origin import Origin
+from harness.load.streaming.pool import proxy_for, tls_context
 from harness.plan.schema import ClientSection
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.errors import one_line
-from harness.load.chunks import (
+from harness.load.streaming.chunks import (
     Chunk,
     Malformed,
     NotJson,
@@ -23,7 +23,7 @@ from harness.load.chunks import (
     error_text,
     read_chunk,
 )
-from harness.load.sse import SseParser
+from harness.load.streaming.sse import SseParser
 
 THINK_END = "</think>"
 MAX_EVENT_BYTES = 8_000_000

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from harness.errors import UsageError, one_line
-from harness.load.correct import GSM8K_MARK, last_boxed
-from harness.load.prompt import Prompt
+from harness.load.prompts.correct import GSM8K_MARK, last_boxed
+from harness.load.prompts.prompt import Prompt
 
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty",

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from harness.errors import UsageError
-from harness.load.choose import (
+from harness.load.prompts.choose import (
     fitting,
     limited,
     of_categories,
@@ -22,15 +22,15 @@ from harness.load.choose import (
     templated,
     unique_ids,
 )
-from harness.load.correct import is_correct
-from harness.load.known import KNOWN, fetch_prompts, known_set
-from harness.load.lengths import check_length
-from harness.load.prompt import Prompt
-from harness.load.readers import LINES, read_prompts, set_file
-from harness.load.rows import Reading
-from harness.load.synthetic import check_made, make_of_lengths, make_prompts
-from harness.load.tokens import TargetTokenizer
-from harness.load.trace import Trace, looks_like_trace, read_trace
+from harness.load.prompts.correct import is_correct
+from harness.load.prompts.known import KNOWN, fetch_prompts, known_set
+from harness.load.prompts.lengths import check_length
+from harness.load.prompts.prompt import Prompt
+from harness.load.prompts.readers import LINES, read_prompts, set_file
+from harness.load.prompts.rows import Reading
+from harness.load.prompts.synthetic import check_made, make_of_lengths, make_prompts
+from harness.load.prompts.tokens import TargetTokenizer
+from harness.load.schedule.trace import Trace, looks_like_trace, read_trace
 from harness.plan.schema import WorkloadSection
 
 __all__ = (

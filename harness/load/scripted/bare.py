@@ -1,7 +1,7 @@
 """The yardstick: a bare asyncio protocol that notes arrivals and reads nothing else.
 
 Closed loop. No JSON, no HTTP parser, no records: the least a Python client can do and still know
-when each chunk of a scripted answer came. Good for `harness.load.scripted` alone, whose answers it
+when each chunk of a scripted answer came. Good for the scripted server alone, whose answers it
 recognises by their bytes.
 """
 
@@ -13,7 +13,7 @@ from time import perf_counter_ns
 
 import msgspec
 
-from harness.load.script import CHUNK_MARK, END
+from harness.load.scripted.script import CHUNK_MARK, END
 
 BODY = (
     b'{"model":"scripted","messages":[{"role":"user","content":"#%d"}],"stream":true,'

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import msgspec
 
 from harness.errors import UsageError
-from harness.load.lengths import draw_lengths, longest
-from harness.load.prompt import Prompt
-from harness.load.tokens import TargetTokenizer
+from harness.load.prompts.lengths import draw_lengths, longest
+from harness.load.prompts.prompt import Prompt
+from harness.load.prompts.tokens import TargetTokenizer
 from harness.plan.schema import WorkloadSection
 
 DEFAULT_PROMPTS = 256

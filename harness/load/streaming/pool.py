@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
 from harness.errors import UsageError
-from harness.load.connection import Connection, ExchangeError, Intake, describe
+from harness.load.streaming.connection import Connection, ExchangeError, Intake, describe
 
 MAX_PROXY_HEAD_BYTES = 64_000
 

@@ -11,11 +11,11 @@ import httpx
 import msgspec
 
 from harness.errors import UsageError
-from harness.load.answer import Answer, AnswerReader, payloads_of
-from harness.load.datasets import Prompt, is_correct
-from harness.load.origin import Origin
-from harness.load.transport import Exchange, StampingTransport
-from harness.load.turnstile import Turnstile
+from harness.load.prompts.datasets import Prompt, is_correct
+from harness.load.streaming.answer import Answer, AnswerReader, payloads_of
+from harness.load.streaming.origin import Origin
+from harness.load.streaming.transport import Exchange, StampingTransport
+from harness.load.streaming.turnstile import Turnstile
 from harness.plan.schema import ClientSection, SamplingSection
 from harness.records import DraftCounts, RequestRecord
 

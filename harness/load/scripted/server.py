@@ -1,6 +1,6 @@
 """A streaming server whose writes are timed: what a load generator is calibrated against.
 
-    python -m harness.load.scripted [--port 0] [--first-ms 50] [--gap-ms 10] [--chunks 100] …
+    python -m harness.load.scripted.server [--port 0] [--first-ms 50] [--gap-ms 10] [--chunks 100] …
 
 Speaks the OpenAI protocol of `/v1/completions` and `/v1/chat/completions`, and computes nothing:
 every answer's bytes are made beforehand. Prints its URL as its first line. `GET /record` (or
@@ -24,7 +24,8 @@ import httptools
 import msgspec
 
 from harness.load.limits import raise_file_limit
-from harness.load.script import (
+from harness.load.scripted.schedule import Schedule, Stream
+from harness.load.scripted.script import (
     HEAD,
     NUMBER,
     Answers,
@@ -33,7 +34,6 @@ from harness.load.script import (
     Wanted,
     metrics_text,
 )
-from harness.load.scripted_schedule import Schedule, Stream
 
 BACKLOG = 65_535
 COMPLETIONS = {b"/v1/completions": False, b"/v1/chat/completions": True}
@@ -246,7 +246,9 @@ async def serve(script: Script, host: str, port: int, *, stop_with_stdin: bool) 
 def arguments() -> argparse.Namespace:
     """The command line's."""
     known = Script()
-    parser = argparse.ArgumentParser(prog="python -m harness.load.scripted", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.load.scripted.server", description=__doc__
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any that is free")

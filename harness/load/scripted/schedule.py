@@ -9,7 +9,7 @@ from collections import deque
 from time import perf_counter_ns
 from typing import Protocol
 
-from harness.load.script import Script, Served
+from harness.load.scripted.script import Script, Served
 
 TICK_S = 0.001
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from harness.errors import UsageError, one_line
-from harness.load.prompt import Prompt
-from harness.load.rows import Reading, check_column, prompt_of
+from harness.load.prompts.prompt import Prompt
+from harness.load.prompts.rows import Reading, check_column, prompt_of
 
 LINES = (".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv", ".parquet")

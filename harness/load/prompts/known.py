@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from harness.errors import UsageError, one_line
-from harness.load.prompt import Prompt
-from harness.load.rows import Reading, prompt_of
+from harness.load.prompts.prompt import Prompt
+from harness.load.prompts.rows import Reading, prompt_of
 
 
 class KnownSet(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from harness.errors import UsageError, one_line
-from harness.load.prompt import Prompt
+from harness.load.prompts.prompt import Prompt
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 MOONCAKE = ("input_length", "output_length", "hash_ids")

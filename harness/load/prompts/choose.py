@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from harness.errors import UsageError
-from harness.load.lengths import draw_lengths
-from harness.load.prompt import Prompt, said_texts
-from harness.load.tokens import TargetTokenizer
+from harness.load.prompts.lengths import draw_lengths
+from harness.load.prompts.prompt import Prompt, said_texts
+from harness.load.prompts.tokens import TargetTokenizer
 from harness.plan.schema import WorkloadSection
 
 TEMPLATE_TOKENS = 256

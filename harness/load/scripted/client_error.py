@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from harness.load.bare import Noted
-from harness.load.script import Script, Served
+from harness.load.scripted.bare import Noted
+from harness.load.scripted.script import Script, Served
 from harness.records import RequestRecord
 
 ClientName = Literal["ours", "bare"]

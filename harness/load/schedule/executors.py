@@ -9,9 +9,10 @@ from time import perf_counter_ns
 
 import msgspec
 
-from harness.load.alarm import Alarm
-from harness.load.arrivals import offsets, think_times
-from harness.load.conversations import (
+from harness.load.prompts.datasets import Prompt
+from harness.load.schedule.alarm import Alarm
+from harness.load.schedule.arrivals import offsets, think_times
+from harness.load.schedule.conversations import (
     Conversations,
     Share,
     dropped,
@@ -19,7 +20,6 @@ from harness.load.conversations import (
     opening,
     stamped,
 )
-from harness.load.datasets import Prompt
 from harness.records import LoadPoint, RequestRecord
 
 Send = Callable[[int, Prompt, int | None], Awaitable[RequestRecord]]

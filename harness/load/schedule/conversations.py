@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from harness.load.datasets import Prompt
+from harness.load.prompts.datasets import Prompt
 from harness.records import LoadPoint, RequestRecord
 
 
