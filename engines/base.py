@@ -50,8 +50,8 @@ class ServeSpec:
 
     `drafter` None is the baseline. `pair_drafter` is then the drafter of the variant it is compared
     with, for engines that must serve both by the same kernels. `k` counts draft tokens a verify
-    step (chain drafting). `kv_cache_gib` None leaves the engine's default; `threads` None
-    likewise. `temperature` is the highest that requests will ask for. `extra_args` and
+    step (chain drafting). `max_num_seqs`, `kv_cache_gib` and `threads` None leave the engine's
+    default. `temperature` is the highest that requests will ask for. `extra_args` and
     `extra_env` come from the profile and are passed on as they are, last.
     """
 
@@ -63,7 +63,7 @@ class ServeSpec:
     k: int = 3
     dtype: str = "auto"
     max_model_len: int = 2048
-    max_num_seqs: int = 16
+    max_num_seqs: int | None = 16
     kv_cache_gib: float | None = None
     tensor_parallel: int = 1
     device: str = "cpu"

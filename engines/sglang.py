@@ -214,7 +214,8 @@ def _common_args(spec: ServeSpec) -> list[str]:
     args = ["--model-path", str(spec.target.resolve()), "--served-model-name", spec.served_name]
     args += ["--host", spec.host, "--port", str(spec.port), "--dtype", spec.dtype]
     args += ["--context-length", str(spec.max_model_len)]
-    args += ["--max-running-requests", str(spec.max_num_seqs)]
+    if spec.max_num_seqs is not None:
+        args += ["--max-running-requests", str(spec.max_num_seqs)]
     args += ["--random-seed", str(spec.seed), "--enable-metrics", "--log-level-http", "warning"]
     # A prefix cached by one variant's warm-up must not help it over the other.
     args.append("--disable-radix-cache")
@@ -233,8 +234,9 @@ def _cpu_args(spec: ServeSpec) -> list[str]:
     args.append("--sleep-on-idle")
     if spec.kv_cache_gib is None:
         # Room for every sequence's draft tokens beside its own.
-        tokens = spec.max_num_seqs * (spec.max_model_len + 2 * (spec.k + 1))
-        tokens = min(tokens, max(CPU_KV_TOKENS, spec.max_model_len + 2 * (spec.k + 1)))
+        each = spec.max_model_len + 2 * (spec.k + 1)
+        most = max(CPU_KV_TOKENS, each)
+        tokens = most if spec.max_num_seqs is None else min(spec.max_num_seqs * each, most)
         args += ["--max-total-tokens", str(tokens)]
     return args
 

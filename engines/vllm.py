@@ -189,7 +189,7 @@ def _serving_arguments(spec: ServeSpec) -> list[str]:
         *("--port", str(spec.port)),
         *("--dtype", spec.dtype),
         *("--max-model-len", str(spec.max_model_len)),
-        *("--max-num-seqs", str(spec.max_num_seqs)),
+        *(("--max-num-seqs", str(spec.max_num_seqs)) if spec.max_num_seqs else ()),
         *("--seed", str(spec.seed)),
         # A prompt that comes back must cost what it cost the first time, in both variants.
         "--no-enable-prefix-caching",

@@ -12,6 +12,7 @@ from harness.errors import UsageError
 from harness.load.prompts.datasets import Prompt
 from harness.load.streaming.origin import Origin
 from harness.load.streaming.plain import plain_client
+from harness.load.streaming.pool import check_client
 from harness.measure.counters import CounterReader
 from harness.measure.fetch import FetchError, fetch
 from harness.plan.expand import expand, load_points
@@ -38,6 +39,7 @@ def prepare_attached(request: Request, name: str) -> Prepared:
     source, why = choose_profile(request, name)
     plan = build(source, name, list(request.sets))
     load_points(plan.load)
+    check_client(plan.client)
     roots = {label: Origin.parse(url).root for label, url in request.urls.items()}
     models = {label: served_model(root, plan) for label, root in roots.items()}
     if len(set(models.values())) > 1:

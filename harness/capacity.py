@@ -20,6 +20,7 @@ from harness.analyse.summary import SEARCH
 from harness.attach import prepare_attached
 from harness.errors import UsageError
 from harness.load.prompts.datasets import Prompt, allot
+from harness.load.schedule.conversations import opening
 from harness.measure.slo import Slo, slo_of
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
 from harness.plan.expand import cell_id, load_points
@@ -103,6 +104,7 @@ def capacity(request: Request, wanted: Wanted, progress: Progress) -> Outcome:
     for engine in prepared:
         if not slo_of(as_dict(engine.plan)).said:
             raise UsageError("capacity: no service level is set; give --slo ttft=0.2,tpot=0.05")
+        load_at(engine, search, search.start)  # keys that do not go with a search are told now
     folder = begin(request, [msgspec.structs.replace(p, cells=[]) for p in prepared])
     manifest = folder.manifest()
     plan = {**manifest.plan, SEARCH: msgspec.to_builtins(search)}
@@ -166,8 +168,15 @@ def _search_in(manifest: Manifest, folder: RunFolder) -> Search:
 
 
 def _prepare(request: Request) -> list[Prepared]:
+    """The engines. Of conversations the first turn alone is asked: a rate is one of requests."""
     make_ready = prepare_attached if request.urls else prepare
-    return [make_ready(request, name) for name in dict.fromkeys(request.engines)]
+    prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
+    return [
+        msgspec.structs.replace(
+            p, searching=True, prompts=[opening(prompt) for prompt in p.prompts]
+        )
+        for p in prepared
+    ]
 
 
 def _saved(folder: RunFolder, cell: Cell) -> bool:

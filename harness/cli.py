@@ -235,6 +235,8 @@ def calibrate(
 ) -> None:
     """Measure this client's own error and cost against a server whose writes are timed."""
     loads, carried = parse_counts("--streams", streams), parse_counts("--tokens", tokens)
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UsageError(f"--out {out}: no such folder; make it first")
     from harness.calibrate import Calibration, print_report
     from harness.calibrate import calibrate as do_calibrate
     from harness.load.scripted.script import Script

@@ -33,6 +33,7 @@ from harness.load.prompts.datasets import (
 from harness.load.prompts.synthetic import DEFAULT_PROMPTS
 from harness.load.schedule.trace import Trace, read_trace
 from harness.load.streaming.client import check_prompts
+from harness.load.streaming.pool import check_client
 from harness.plan.expand import expand, load_points
 from harness.plan.load import FOR_ENGINE, Source, build, parse_set, put, read_profile
 from harness.plan.schema import Plan
@@ -63,7 +64,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine ready to be measured. `urls` by variant; empty where the harness launches it."""
+    """One engine ready to be measured. `urls` by variant; empty where the harness launches it.
+
+    `searching`: loads are tried that the plan does not name.
+    """
 
     name: str
     adapter: Adapter
@@ -76,6 +80,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[Cell]
     model: str | None = None
     label: str | None = None
+    searching: bool = False
 
     @property
     def attached(self) -> bool:
@@ -89,11 +94,20 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             "drafter": str(self.drafter) if self.drafter else None,
         }
 
+    def _most_sequences(self) -> int | None:
+        """How many requests the engine is to run at once; None: as many as it would by itself.
+
+        Of an open loop nobody knows beforehand how many will be under way: a limit of ours would
+        be measured as the engine's.
+        """
+        if self.searching or any(p.mode == "open" for p in load_points(self.plan.load)):
+            return None
+        return max([16, *(self.plan.load.concurrency or ())])
+
     def spec(self, variant: Variant) -> ServeSpec:
         """What to serve for `variant`."""
         assert self.target is not None
-        engine, load = self.plan.engine, self.plan.load
-        most = max([16, *(load.concurrency or ())])
+        engine = self.plan.engine
         return ServeSpec(
             target=self.target,
             served_name=served_name(self.plan, self.target),
@@ -103,7 +117,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             k=self.plan.speculative.k,
             dtype=engine.dtype,
             max_model_len=engine.max_model_len or context_of(self.target),
-            max_num_seqs=engine.max_num_seqs or most,
+            max_num_seqs=engine.max_num_seqs or self._most_sequences(),
             kv_cache_gib=engine.kv_cache_gib,
             tensor_parallel=engine.tensor_parallel,
             device=engine.device,
@@ -133,6 +147,7 @@ def prepare(request: Request, name: str) -> Prepared:
     source, why = choose_profile(request, name)
     plan = build(source, name, list(request.sets))
     load_points(plan.load)
+    check_client(plan.client)
     variants = request.variants or VARIANTS
     for path in (plan.target.path, plan.drafter.path):
         if path is not None:

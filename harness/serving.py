@@ -204,7 +204,7 @@ def asking(adapter: Adapter, url: str, model: str, plan: Plan, *, speculative: b
         ignore_eos=plan.workload.ignore_eos,
         chat_template_kwargs=plan.workload.chat_template_kwargs,
         retries=plan.load.retries,
-        fresh_connections=plan.load.new_connections,
+        new_connections=plan.load.new_connections,
         client=plan.client,
     )
 

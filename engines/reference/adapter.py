@@ -60,7 +60,9 @@ class ReferenceAdapter:
         argv += ["--served-model-name", spec.served_name]
         argv += ["--host", spec.host, "--port", str(spec.port), "--dtype", spec.dtype]
         argv += ["--device", spec.device, "--max-model-len", str(spec.max_model_len)]
-        argv += ["--max-num-seqs", str(spec.max_num_seqs), "--seed", str(spec.seed)]
+        argv += ["--seed", str(spec.seed)]
+        if spec.max_num_seqs is not None:
+            argv += ["--max-num-seqs", str(spec.max_num_seqs)]
         if spec.drafter is not None:
             argv += ["--drafter", str(spec.drafter), "--k", str(spec.k)]
         if spec.threads is not None:

@@ -24,7 +24,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What is searched for: the highest load whose share of requests within the levels holds.
 
     `resolution`: the largest ratio of lowest missed to highest met, unless undecided loads lie
-    between. `confidence`: that no load is misjudged by chance. A load is looked at up to `looks`
+    between. `confidence`: that a load is not misjudged by chance. A load is looked at up to `looks`
     times, with `requests` requests each time, at a rate for `seconds` or longer.
     """
 

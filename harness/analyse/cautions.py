@@ -36,6 +36,7 @@ def cell_cautions(
     checks = (
         _failed(data),
         _dropped(data, metrics),
+        _retried(data),
         _not_steady(metrics),
         _late(metrics),
         *client_cautions(data, metrics),
@@ -74,6 +75,17 @@ def _dropped(data: CellData, metrics: Metrics) -> Caution | None:
             "were under way as load.max_concurrency allows"
         ),
         advice="The rate was not reached, and latencies are of the requests that were let in.",
+    )
+
+
+def _retried(data: CellData) -> Caution | None:
+    again = sum(r.tries > 1 for r in data.records)
+    if not again:
+        return None
+    return Caution(
+        code="requests_retried",
+        text=f"{again} of {len(data.records)} requests were asked more than once (load.retries)",
+        advice="Their latencies are of the last try; the waiting in between is in none.",
     )
 
 

@@ -25,6 +25,7 @@ from harness.load.fidelity import CpuClock, LagSampler, few_collections
 from harness.load.interrupt import run_interruptible
 from harness.load.limits import raise_file_limit
 from harness.load.prompts.datasets import Prompt
+from harness.load.schedule.arrivals import offsets
 from harness.load.schedule.conversations import Share
 from harness.load.schedule.executors import Stop, execute
 from harness.load.slices import Board, Slice, Tally, Yield, read_yield, write
@@ -56,10 +57,21 @@ class Driven(msgspec.Struct, frozen=True, kw_only=True):
 
 def workers_for(load: LoadPoint, cores: int | None = None) -> int:
     """How many processes a load is spread over where the plan does not say."""
-    rates = [load.request_rate or 0.0, *(max(s[1:]) for s in load.schedule or ())]
-    wanted = max((load.concurrency or 0) / STREAMS_PER_WORKER, max(rates) / RATE_PER_WORKER)
-    spare = max(1, (cores or os.cpu_count() or 1) // 2)  # the server has a right to the rest
+    at_once = load.concurrency or (load.num_requests if load.arrival == "burst" else 0) or 0
+    wanted = max(at_once / STREAMS_PER_WORKER, _peak_rate(load) / RATE_PER_WORKER)
+    # The server has a right to the other cores.
+    spare = max(1, (cores or len(os.sched_getaffinity(0))) // 2)
     return max(1, min(math.ceil(wanted), spare))
+
+
+def _peak_rate(load: LoadPoint) -> float:
+    """The most requests per second that an open loop asks for; a trace's busiest second."""
+    if load.schedule is not None:
+        return max(max(first, last) for _, first, last in load.schedule)
+    if load.arrival == "trace":
+        due = offsets(load, seed=0)
+        return float(max(due.searchsorted(due + 1.0) - due.searchsorted(due), default=0))
+    return load.request_rate or 0.0
 
 
 def drive(
@@ -80,7 +92,9 @@ def drive(
     `workers` None: as many processes as `workers_for` finds right; one is this process.
     `read_acceptance` reads an engine's own figures out of an answer's last payloads.
     """
-    count = workers or workers_for(load)
+    taken = Share(workers=workers or workers_for(load)).within(load)
+    assert taken is not None  # the first worker always has something to do
+    count = taken.workers
     slices = [
         Slice(
             asking=asking,

@@ -66,7 +66,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
         """One more request has ended."""
         return Tally(
             done=self.done + 1,
-            failed=self.failed + (record.status != "ok"),
+            failed=self.failed + (record.status == "failed"),
             tokens=self.tokens + (record.output_tokens or 0),
         )
 

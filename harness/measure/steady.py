@@ -77,8 +77,13 @@ def steady_window(
     found = _whole(placed, "the whole phase: too few requests lie between ramp-up and drain")
     if load.mode == "closed":
         return found
-    growing = _grows([r for _, r in placed], found.begin_ns, placed[-1][0])
+    growing = _even(load) and _grows([r for _, r in placed], found.begin_ns, placed[-1][0])
     return msgspec.structs.replace(found, growing=growing)
+
+
+def _even(load: LoadPoint) -> bool:
+    """Whether arrivals keep one rate; where they do not, what is under way may well grow."""
+    return load.arrival not in ("schedule", "trace")
 
 
 def placed_ns(r: RequestRecord) -> int | None:
@@ -111,7 +116,8 @@ def _opened_open(placed: Sequence[tuple[int, RequestRecord]]) -> int | None:
 def _window(
     placed: Sequence[tuple[int, RequestRecord]], load: LoadPoint, opened_ns: int, level: Level
 ) -> Window:
-    end_ns = placed[-1][0]
+    # A conversation's later turns go on when nobody begins one any more: the load falls then.
+    end_ns = max((at for at, r in placed if r.turn == 0), default=placed[-1][0])
     inside = [r for at, r in placed if opened_ns <= at <= end_ns]
     before = len(placed) - len(inside)
     closed = load.mode == "closed"
@@ -131,7 +137,7 @@ def _window(
         f"{'sent' if closed else 'due'}; {drain}",
         requests=len(inside),
         members=frozenset(r.index for r in inside),
-        growing=not closed and _grows([r for _, r in placed], opened_ns, end_ns),
+        growing=not closed and _even(load) and _grows([r for _, r in placed], opened_ns, end_ns),
     )
 
 

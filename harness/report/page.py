@@ -36,7 +36,8 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "output tokens/s",
         "tokens of whole answers that arrived in the steady window, by its length; where that is "
-        "the whole phase: output tokens, by the time from first sent to last chunk",
+        "the whole phase, still holds the drain, or has no tokens per chunk: output tokens of "
+        "whole answers, by the time from first sent to last chunk",
     ),
     ("TTFT", "from the request's last byte sent to the arrival of its first chunk"),
     (

@@ -181,9 +181,16 @@ def _window_rows(group: Group) -> list[tuple[str, str, str]]:
         rows.append(row("goodput, requests/s", lambda w: words.number(w.goodput_per_s)))
     if any(w.dropped for w in known):
         rows.append(row("dropped requests", lambda w: words.share(w.dropped, w.of)))
+    if any(w.first_reasoning_s is not None for w in known):
+        rows.append(row("first thinking / answer, ms", _firsts))
     if any(w.late for w in known):
         rows.append(row("sent late", lambda w: words.share(w.late, w.of)))
     return rows
+
+
+def _firsts(window: view.Window) -> str:
+    thinking = words.milliseconds(window.first_reasoning_s)
+    return f"{thinking} / {words.milliseconds(window.first_answer_s)}"
 
 
 CATEGORY_COLUMNS = (

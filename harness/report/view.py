@@ -99,6 +99,8 @@ class Window:
     goodput_per_s: float | None
     dropped: int
     late: int
+    first_reasoning_s: float | None
+    first_answer_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,7 +330,13 @@ def _window(cells: Sequence[CellSummary]) -> Window | None:
         goodput_per_s=_mean_of([m.goodput_per_s for m in known]),
         dropped=sum(m.requests_dropped for m in known),
         late=sum(m.requests_late or 0 for m in known),
+        first_reasoning_s=_mean_of([_mean_s(m.time_to_first_reasoning_s) for m in known]),
+        first_answer_s=_mean_of([_mean_s(m.time_to_first_answer_s) for m in known]),
     )
+
+
+def _mean_s(of: Distribution | None) -> float | None:
+    return None if of is None else of.mean
 
 
 def _categories(

@@ -47,7 +47,7 @@ def test_sglangs_parser_reads_what_the_adapter_meant(
     # The GPU environment cannot be here; the parser is the same.
     monkeypatch.setattr("engines.sglang._python", lambda spec: str(python))
     monkeypatch.setattr("engines.sglang.for_engine", lambda src, engine, target, out: out)
-    monkeypatch.setattr("engines.sglang._drop_nulls", lambda path: None)
+    monkeypatch.setattr("engines.sglang.drop_nulls", lambda path: None)
     baseline = ServeSpec(
         target=tmp_path, served_name="m", port=4321, dtype="float32", max_model_len=512, seed=7
     )

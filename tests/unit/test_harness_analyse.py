@@ -302,6 +302,13 @@ def test_a_void_run_says_why_and_draws_no_verdict(data: object, needle: str) -> 
     assert {c.verdict for c in summary.comparisons} == {"undecided"}
 
 
+def test_requests_asked_again_are_told() -> None:
+    records = [request(index=i, tries=1 + i % 2) for i in range(4)]
+    (base,) = summarise(run_of([cell("baseline", 0, records)])).cells
+    (caution,) = [c for c in base.cautions if c.code == "requests_retried"]
+    assert "2 of 4 requests" in caution.text
+
+
 def client(**lags: float) -> Timeline:
     figures = ClientFigures(
         worker=0, cpu_share=0.1, cpu_s=1.0, loop_lag_max_s=1.0,

@@ -445,3 +445,20 @@ def test_the_seed_moves_with_the_index() -> None:
     sampling = SamplingSection(temperature=1.0, seed=10, top_p=0.9)
     body = request_body(asking("http://h", sampling=sampling), PROMPT, 3)
     assert (body["seed"], body["temperature"], body["top_p"]) == (13, 1.0, 0.9)
+
+
+def test_the_answer_begins_behind_the_last_end_of_thinking_for_text_and_clock_alike() -> None:
+    reader = AnswerReader()
+    reader.head(200, {b"content-type": b"text/event-stream"})
+    for at, text in enumerate(["a", "</think>b", "</think>", " ", "c"], start=1):
+        reader.piece(at, event(token([at], text)))
+    reader.piece(9, event("[DONE]"))
+    answer = reader.answer()
+    assert (answer.text, answer.reasoning) == (" c", "a</think>b")
+    assert (answer.first_reasoning_ns, answer.first_answer_ns) == (1, 5)
+
+
+def test_a_message_beside_an_empty_delta_is_read() -> None:
+    both = {"choices": [{"delta": {}, "message": {"content": "x"}, "token_ids": [1]}]}
+    (record,), _ = ask(lambda n, body: stream([both]))
+    assert (record.text, record.token_ids) == ("x", (1,))

@@ -121,6 +121,22 @@ def test_an_engine_that_is_gone_ends_the_load_and_keeps_the_records(workers: int
     assert {r.error for r in driven.records if r.status == "failed"} == {"it died"}
 
 
+def test_a_process_with_nothing_to_do_is_not_started() -> None:
+    with served(good) as url:
+        point = LoadPoint(mode="closed", concurrency=1, num_requests=4)
+        driven = load(url, point=point, workers=2)
+    assert len(driven.records) == 4
+    assert [f.worker for f in driven.client] == [0]
+
+
+def test_a_trace_takes_processes_by_its_busiest_second(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    times = [0.0, 10.0, *(20 + i / 1200 for i in range(1200)), 40.0]
+    path.write_text("".join(f'{{"timestamp": {t}, "prompt": "x"}}\n' for t in times))
+    assert workers_for(LoadPoint(mode="open", arrival="trace", trace=str(path)), 64) == 3
+    assert workers_for(LoadPoint(mode="open", arrival="burst", num_requests=1600), 64) == 4
+
+
 def test_a_process_that_breaks_is_told_in_one_line() -> None:
     with pytest.raises(HarnessError, match=r"load generating process \d ended with 1: .*not a URL"):
         load("ftp://nowhere", workers=2)

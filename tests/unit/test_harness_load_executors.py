@@ -74,7 +74,7 @@ def test_closed_loop_by_duration_ends_and_drains() -> None:
 
 
 def test_open_loop_does_not_wait_for_answers() -> None:
-    server = Server(service_s=0.3)
+    server = Server(service_s=1.0)
     load = LoadPoint(mode="open", request_rate=500.0, num_requests=20)
     records = run(server, load)
     assert server.most == 20

@@ -19,7 +19,7 @@ from harness.errors import UsageError
 from harness.load.prompts.datasets import Prompt
 from harness.load.streaming.client import Asking, Client
 from harness.load.streaming.plain import plain_client
-from harness.load.streaming.pool import Proxy, proxy_for, tls_context
+from harness.load.streaming.pool import Proxy, check_client, proxy_for, tls_context
 from harness.load.streaming.transport import StampingTransport
 from harness.plan.schema import ClientSection, SamplingSection
 from harness.records import RequestRecord
@@ -232,7 +232,7 @@ def test_an_address_that_refuses_is_passed_over(monkeypatch: pytest.MonkeyPatch)
             return [(*kind, (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
 
         monkeypatch.setattr(loop, "getaddrinfo", found)
-        return await ask(f"http://model.example:{port}", 2, fresh_connections=True)
+        return await ask(f"http://model.example:{port}", 2, new_connections=True)
 
     records, _ = against(good, two)
     assert [r.status for r in records] == ["ok", "ok"]
@@ -246,8 +246,8 @@ def test_setting_a_connection_up_is_measured_apart() -> None:
     assert seen.connections == 1
 
 
-def test_fresh_connections_count_their_set_up() -> None:
-    records, seen = against(good, lambda url: ask(url, 2, fresh_connections=True))
+def test_new_connections_count_their_set_up() -> None:
+    records, seen = against(good, lambda url: ask(url, 2, new_connections=True))
     assert seen.connections == 2
     for record in records:
         assert record.connect_ns is not None
@@ -317,3 +317,19 @@ def test_models_and_counters_are_fetched_the_way_the_load_goes(
     _, seen = against(lambda n, b: up, through)
     assert seen.headers[0].startswith("GET http://far.example/metrics HTTP/1.1")
     assert "proxy-authorization: basic bwu6ea==" in seen.headers[0].lower()
+
+
+@pytest.mark.parametrize(
+    ("client", "needle"),
+    [
+        (ClientSection(headers={"X-A": "ü"}), r"client\.headers\.X-A"),
+        (ClientSection(headers={"X-A": "a\r\nX-B: c"}), r"client\.headers\.X-A"),
+        (ClientSection(headers={"X A": "a"}), r"client\.headers\.X A"),
+        (ClientSection(proxy="socks5://h:1"), r"client\.proxy"),
+        (ClientSection(ca_file="/no/such"), r"client\.ca_file"),
+    ],
+)
+def test_what_no_request_could_be_sent_with_is_told(client: ClientSection, needle: str) -> None:
+    with pytest.raises(UsageError, match=needle):
+        check_client(client)
+    check_client(ClientSection(headers={"X-A_1": "fine"}, proxy="http://h:1"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from harness_records import MS, cell, failed, request, run_of
-from harness_simulated import STEP, closed_loop, open_loop
+from harness_simulated import STEP, answer, closed_loop, open_loop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -171,3 +172,38 @@ def test_partners_of_a_pair_take_the_wider_of_their_windows() -> None:
         if c.metrics and c.metrics.steady
     ]
     assert levels == ["started", "started", "steady"]
+
+
+def test_the_window_closes_when_no_conversation_begins_any_more() -> None:
+    """Senders that run out of conversations leave the others' later turns at a smaller load."""
+    free = [0] * 4
+    records: list[RequestRecord] = []
+    drawn = random.Random(3)
+    for number in range(30):
+        sender = free.index(min(free))
+        for turn in range(drawn.randint(1, 8)):
+            record = answer(len(records), free[sender], drawn.randint(5, 40))
+            records.append(msgspec.structs.replace(record, conversation=str(number), turn=turn))
+            free[sender] = record.end_ns or 0
+    window = steady_window(records, closed(4))
+    assert window is not None
+    last_begun = max(r.sent_ns for r in records if r.turn == 0 and r.sent_ns is not None)
+    assert window.end_ns == last_begun
+    under_way = [
+        sum((q.sent_ns or 0) <= (r.sent_ns or 0) < (q.end_ns or 0) for q in records)
+        for r in records
+        if window.has(r)
+    ]
+    assert set(under_way) == {4}
+
+
+def test_a_rising_rate_is_no_overload() -> None:
+    due = [int(1e9 * (i * 2 / 10) ** 0.5) for i in range(2000)]  # from 0 to some 200 a second
+    records = [answer(i, at, 200, due_ns=at) for i, at in enumerate(due)]
+    ramp = LoadPoint(mode="open", arrival="schedule", schedule=((20.0, 0.0, 200.0),))
+    window = steady_window(records, ramp)
+    assert window is not None
+    assert not window.growing
+    even = steady_window(records, OPEN)  # at one rate the same would be an overload
+    assert even is not None
+    assert even.growing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+THINK_END = "</think>"
 NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?")
 SENTENCE = re.compile(
     r"(?:(?:so|thus|therefore|hence),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?answer"
@@ -17,6 +18,12 @@ WRAPPERS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)")
 LONGEST_NUMBER = 1000
 
 
+def answer_begins(text: str) -> int:
+    """Where the answer begins in a text that may hold its thinking too: behind the last tag."""
+    end = text.rfind(THINK_END)
+    return 0 if end < 0 else end + len(THINK_END)
+
+
 def is_correct(text: str | None, answer: str | None) -> bool | None:
     """Whether the text after the thinking gives the answer; None where there is nothing to judge.
 
@@ -26,7 +33,7 @@ def is_correct(text: str | None, answer: str | None) -> bool | None:
     """
     if answer is None or text is None:
         return None
-    said = text.rpartition("</think>")[2]
+    said = text[answer_begins(text) :]
     if "<think>" in said:
         return False  # cut while it was thinking: whatever stands there is no answer yet
     if _same(said, answer):

@@ -46,14 +46,10 @@ TURNS = 64
 
 
 class Allotment(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompts of one start of an engine: its warm-up, and each measured cell's in order.
-
-    `repeated`: some prompt is measured more than once.
-    """
+    """The prompts of one start of an engine: its warm-up, and each measured cell's in order."""
 
     warmup: tuple[Prompt, ...]
     cells: tuple[tuple[Prompt, ...], ...]
-    repeated: bool
 
 
 def needs_tokenizer(workload: WorkloadSection) -> bool:
@@ -94,7 +90,6 @@ def load_prompts(
     prompts = limited(prompts, workload, seed)
     if workload.chat_template == "client":
         prompts = [templated(prompt, workload, tokens) for prompt in prompts]
-    _check_endpoint(prompts, workload)
     if context is not None and tokenizer is not None:
         prompts = fitting(prompts, workload, tokens, context)
     return prompts
@@ -137,15 +132,13 @@ def _check_keys(workload: WorkloadSection, *, trace: bool) -> None:
         )
     if workload.prefix_tokens and not (made or trace):
         raise UsageError("workload.prefix_tokens: for workload.dataset=synthetic and random")
-
-
-def _check_endpoint(prompts: list[Prompt], workload: WorkloadSection) -> None:
-    ids = next((p.id for p in prompts if p.token_ids is not None), None)
-    if workload.endpoint == "chat" and ids is not None:
+    if not workload.prefix_tokens and (workload.prefix_reuse != 1 or workload.prefix_groups != 1):
         raise UsageError(
-            f"workload.endpoint=chat: prompt '{ids}' is a list of token ids, which no chat takes; "
-            "use workload.endpoint=completions"
+            "workload.prefix_reuse and prefix_groups: only with workload.prefix_tokens"
         )
+    for key in ("subset", "split"):
+        if getattr(workload, key) is not None and workload.dataset in NAMED:
+            raise UsageError(f"workload.{key}: says nothing of workload.dataset={workload.dataset}")
 
 
 def _read(workload: WorkloadSection, demo_prompts: Path | None) -> list[Prompt]:
@@ -250,7 +243,6 @@ def allot(prompts: list[Prompt], *, warmup: int, needs: list[int], seed: int) ->
     return Allotment(
         warmup=tuple(apart + altered),
         cells=tuple(cells),
-        repeated=sum(needs) > (used if in_order and used <= len(measured) else len(measured)),
     )
 
 

@@ -24,7 +24,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
 
     def within(self, load: LoadPoint) -> Share | None:
-        """The share that is really taken; None for nothing.
+        """The share that is really taken; None for nothing, which the first worker never gets.
 
         What must be divided into whole numbers may be fewer than the workers: then the last of
         them have nothing to do, and the others take the whole.

@@ -24,10 +24,7 @@ MOST_LINES = 1_000_000
 
 
 class TraceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a trace. `offset_s`: seconds after the trace's first request.
-
-    `hash_ids` name blocks of the prompt: equal ids from the start on are an equal prefix.
-    """
+    """One request of a trace. `offset_s`: seconds after the trace's first request."""
 
     line: int
     offset_s: float
@@ -35,7 +32,6 @@ class TraceRow(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[dict[str, Any], ...] | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
-    hash_ids: tuple[int, ...] | None = None
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +75,6 @@ class _Mooncake(msgspec.Struct, frozen=True, kw_only=True):
     timestamp: float
     input_length: Tokens
     output_length: Tokens | None = None
-    hash_ids: tuple[int, ...] | None = None
 
 
 def looks_like_trace(path: Path) -> bool:
@@ -150,7 +145,6 @@ def _row(line: str, kind: type[_Own | _Mooncake], number: int, where: str) -> Tr
             offset_s=said.timestamp / 1e3,
             input_tokens=said.input_length,
             output_tokens=said.output_length,
-            hash_ids=said.hash_ids,
         )
     _check_asked(said, where)
     return TraceRow(

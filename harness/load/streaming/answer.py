@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.errors import one_line
+from harness.load.prompts.correct import THINK_END, answer_begins
 from harness.load.streaming.chunks import (
     Chunk,
     Malformed,
@@ -25,7 +26,6 @@ from harness.load.streaming.chunks import (
 )
 from harness.load.streaming.sse import SseParser
 
-THINK_END = "</think>"
 MAX_EVENT_BYTES = 8_000_000
 """Of one event; a server that never ends one is not listened to."""
 TAIL = 8
@@ -206,9 +206,8 @@ class AnswerReader:
         whole = "".join(self._text)
         if reasoning_ns is None and THINK_END in whole:
             reasoning_ns = answer_ns
-            end = whole.index(THINK_END) + len(THINK_END)
-            answer_at = end + len(whole[end:]) - len(whole[end:].lstrip())
-            answer_ns = self._arrival_of(answer_at)
+            end = answer_begins(whole)
+            answer_ns = self._arrival_of(end + len(whole[end:]) - len(whole[end:].lstrip()))
         times = [ns for ns in (answer_ns, self._first_other_ns) if ns is not None]
         return reasoning_ns, min(times) if times else None
 
@@ -275,6 +274,7 @@ def split_reasoning(text: str, reasoning: str | None) -> tuple[str, str | None]:
     The template may have opened the think tag in the prompt, so that only its end is seen.
     """
     if reasoning is None and THINK_END in text:
-        before, _, text = text.rpartition(THINK_END)
-        reasoning = before.removeprefix("<think>")
+        begin = answer_begins(text)
+        reasoning = text[: begin - len(THINK_END)].removeprefix("<think>")
+        text = text[begin:]
     return text, reasoning

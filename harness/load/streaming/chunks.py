@@ -93,7 +93,9 @@ def read_chunk(data: bytes, kind: bytes = b"") -> Chunk:
     if not payload.choices:
         return Chunk(completion=usage.completion_tokens, prompt=usage.prompt_tokens)
     choice = payload.choices[0]
-    part = choice.delta or choice.message or _NO_PART
+    part = choice.delta or _NO_PART
+    if choice.message is not None and part == _NO_PART:
+        part = choice.message
     return Chunk(
         choice=True,
         text=part.content or choice.text or "",

@@ -29,8 +29,8 @@ RETRY_AFTER_S = 1.0
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
     """What all requests of a cell have in common.
 
-    `extra` holds the engine's own request fields. `ignore_eos` goes to the engines as they name it.
-    `retries` and `fresh_connections`: see `plan.schema.LoadSection`.
+    `extra` holds the engine's own request fields. `ignore_eos` is a field that vLLM, SGLang and the
+    reference engine know alike. `retries`, `new_connections`: see `plan.schema.LoadSection`.
     """
 
     url: str
@@ -44,7 +44,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     retries: int = 0
-    fresh_connections: bool = False
+    new_connections: bool = False
     client: ClientSection = ClientSection()
 
 
@@ -113,7 +113,7 @@ class Client:
         }
         if asking.api_key:
             headers["Authorization"] = f"Bearer {asking.api_key}"
-        self._transport = StampingTransport(asking.client, fresh=asking.fresh_connections)
+        self._transport = StampingTransport(asking.client, fresh=asking.new_connections)
         http = httpx.AsyncClient(transport=self._transport, headers=headers, trust_env=False)
         self._template = self._transport.template(
             http.build_request("POST", self._url), asking.client.connect_timeout_s

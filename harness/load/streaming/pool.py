@@ -13,6 +13,7 @@ from urllib.request import getproxies_environment, proxy_bypass
 
 from harness.errors import UsageError
 from harness.load.streaming.connection import Connection, ExchangeError, Intake, describe
+from harness.plan.schema import ClientSection
 
 MAX_PROXY_HEAD_BYTES = 64_000
 
@@ -58,6 +59,18 @@ def proxy_for(scheme: str, host: str, wanted: str | None) -> Proxy | None:
     said = getproxies_environment()
     url = said.get(scheme) or said.get("all")
     return Proxy.parse(url, f"{scheme.upper()}_PROXY") if url else None
+
+
+def check_client(client: ClientSection) -> None:
+    """Raise `UsageError` for what no request could be sent with."""
+    if client.proxy:
+        Proxy.parse(client.proxy, "client.proxy")
+    if client.ca_file is not None:
+        tls_context(client.verify_tls, client.ca_file)
+    for name, value in client.headers.items():
+        good = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+        if not good or not (value.isascii() and value.isprintable()):
+            raise UsageError(f"client.headers.{name[:80]}: not a header that HTTP can carry")
 
 
 def is_loopback(host: str) -> bool:
@@ -149,15 +162,13 @@ class Pool:
 
     async def _resolved(self) -> list[str]:
         if not self._addresses:
-            host, port = (self.proxy.host, self.proxy.port) if self.proxy else self._where
+            host, port = self._host, self._port
+            if self.proxy is not None:
+                host, port = self.proxy.host, self.proxy.port
             loop = asyncio.get_running_loop()
             found = await loop.getaddrinfo(host, port, type=1)  # SOCK_STREAM
             self._addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
         return list(self._addresses)
-
-    @property
-    def _where(self) -> tuple[str, int]:
-        return self._host, self._port
 
     async def _connect_to(self, address: str) -> Connection:
         if self.proxy is not None and self._tls is not None:
