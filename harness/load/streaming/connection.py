@@ -93,7 +93,8 @@ class Connection(asyncio.Protocol):
             self._fd = transport.get_extra_info("socket").fileno()
 
     def data_received(self, data: bytes) -> None:
-        if self._done is None:  # nobody asked: it would be taken for the next answer
+        if self._done is None or self._done.done():
+            # Nobody asked: it would be taken for the next answer.
             self.close()
             return
         self._intake.put(self, data)
@@ -132,8 +133,10 @@ class Connection(asyncio.Protocol):
         if _interim(self._parser.get_status_code()):
             self._headers = {}  # such as 100 Continue: the answer is still to come
             return
-        self.reusable = self._parser.should_keep_alive() and self._lost is None
+        second = self._sink is None  # nobody asked for it
+        self.reusable = not second and self._parser.should_keep_alive() and self._lost is None
         self._end(None)
+        self._sink = None
 
     # Our own.
 
