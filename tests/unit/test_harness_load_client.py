@@ -195,6 +195,20 @@ def test_an_answer_in_one_piece_is_one_chunk() -> None:
         ([SSE_HEAD, chunked(b"data: x\n" * 300_000), END], "event of more than", 200),
         ([SSE_HEAD, chunked(b"data: " + b"[" * 100_000 + b"\n\n"), END], "not JSON", 200),
         ([SSE_HEAD, chunked(b"event: error\ndata: 7\n\n"), END], "an error: 7", 200),
+        (
+            [
+                SSE_HEAD.replace(b"\r\n", b"\r\ncontent-encoding: gzip\r\n", 1),
+                chunked(b"\x1f"),
+                END,
+            ],
+            "compressed (gzip)",
+            200,
+        ),
+        (
+            [whole("307 Moved", "", more="location: http://x/v1/chat/completions\r\n")],
+            "HTTP 307: moved to http://x/v1/chat/completions; give its root with --url",
+            307,
+        ),
     ],
 )
 def test_every_fault_is_a_failed_record(
@@ -309,6 +323,14 @@ def test_an_answer_nobody_asked_for_is_not_taken_for_the_next_one() -> None:
             return [first, second]
 
     assert [r.text for r in asyncio.run(go())] == ["2", "2"]
+
+
+def test_a_second_answer_in_the_same_read_is_not_taken_for_the_first() -> None:
+    steps = stream(GOOD)
+    twice = b"".join(step for step in steps if isinstance(step, bytes)) * 2
+    records, seen = ask(lambda n, _: [twice], times=2)
+    assert [(r.status, r.text, r.output_tokens) for r in records] == [("ok", "2", 4)] * 2
+    assert seen.connections == 2
 
 
 def test_a_failed_request_keeps_the_chunks_it_got() -> None:

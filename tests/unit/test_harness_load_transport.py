@@ -274,6 +274,14 @@ def test_too_many_requests_is_asked_again_where_the_plan_allows() -> None:
     assert (record.status, record.tries, len(seen.bodies)) == ("ok", 2, 2)
 
 
+@pytest.mark.parametrize("wait", ["3600", "1e9"])
+def test_a_wait_beyond_the_timeout_is_not_waited(wait: str) -> None:
+    busy = whole("429 Too Many", "slow", more=f"retry-after: {wait}\r\n")
+    (record,), seen = against(lambda n, _: [busy], lambda url: ask(url, retries=2))
+    assert (record.status, record.tries, len(seen.bodies)) == ("failed", 1, 1)
+    assert record.error == f"HTTP 429: slow (Retry-After: {float(wait):g} s)"
+
+
 def test_without_a_sink_it_is_a_transport_like_any_other() -> None:
     async def get(url: str) -> list[RequestRecord]:
         async with httpx.AsyncClient(transport=StampingTransport()) as client:

@@ -7,6 +7,7 @@ every event, and is unknown otherwise; chunks are never counted in place of toke
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -87,6 +88,13 @@ class AnswerReader:
         """The answer's status and headers (names in small letters) have arrived."""
         self._status = status
         self._retry_after_s = _seconds(headers.get(b"retry-after"))
+        encoding = headers.get(b"content-encoding", b"identity")
+        if status < 400 and encoding.strip().lower() not in (b"identity", b""):
+            said = one_line(encoding.decode("latin-1"), 40)
+            self._fail(f"the answer is compressed ({said}), which was not asked for")
+        if 300 <= status < 400:
+            said = one_line(headers.get(b"location", b"somewhere else").decode("latin-1"), 200)
+            self._fail(f"HTTP {status}: moved to {said}; give its root with --url")
         if status < 400 and b"event-stream" in headers.get(b"content-type", b""):
             self._sse = SseParser()
 
@@ -265,7 +273,7 @@ def _seconds(value: bytes | None) -> float | None:
         seconds = float(value or b"")
     except ValueError:
         return None
-    return seconds if 0 <= seconds < 1e6 else None
+    return seconds if 0 <= seconds < math.inf else None
 
 
 def split_reasoning(text: str, reasoning: str | None) -> tuple[str, str | None]:

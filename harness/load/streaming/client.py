@@ -134,6 +134,8 @@ class Client:
             if answer.http_status not in RETRIED or tries > self._asking.retries:
                 break
             wait_s = RETRY_AFTER_S if answer.retry_after_s is None else answer.retry_after_s
+            if wait_s > self._asking.timeout_s:
+                break
             try:
                 await asyncio.sleep(wait_s)
             except asyncio.CancelledError as cancelled:
