@@ -36,7 +36,7 @@ from harness.run import (
     measure_cell,
     read_launches,
     report,
-    telling_of_disk,
+    telling_how_to_go_on,
 )
 from harness.run import analyse as analyse_run
 from harness.serving import Server, Started, asking_of, serving, warm_up
@@ -205,7 +205,7 @@ def _go_on(
     progress.say(f"writing to {folder.path}")
     for _ in folder.manifest().cells:
         progress.skip()
-    with folder.claimed(), telling_of_disk(folder):
+    with folder.claimed(), telling_how_to_go_on(folder):
         try:
             for engine in prepared:
                 for variant in variants_of(engine):

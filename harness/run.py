@@ -20,7 +20,7 @@ from harness.analyse.compare import load_words
 from harness.analyse.data import CellData, RunData
 from harness.analyse.summary import summarise
 from harness.attach import prepare_attached
-from harness.errors import HarnessError, UsageError, one_line
+from harness.errors import HarnessError, UsageError, VoidRun, one_line
 from harness.load.drive import drive
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.streaming.plain import plain_client
@@ -79,13 +79,13 @@ def measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> 
     An engine that fails ends its own part; the others still have their turn. After a Ctrl-C the
     cells that are done are kept and summed up.
     """
-    with folder.claimed(), telling_of_disk(folder):
+    with folder.claimed(), telling_how_to_go_on(folder):
         return _measure(prepared, folder, progress)
 
 
 @contextmanager
-def telling_of_disk(folder: RunFolder) -> Iterator[None]:
-    """A disk that is full, or taken away, is told in one line; finished cells stay as they are."""
+def telling_how_to_go_on(folder: RunFolder) -> Iterator[None]:
+    """What ended a run from without, such as a full disk, is told in one line; cells stay."""
     try:
         yield
     except OSError as error:
@@ -95,6 +95,8 @@ def telling_of_disk(folder: RunFolder) -> Iterator[None]:
             f"{error.filename or folder.path}: cannot be written: {error.strerror}; make room, "
             f"then go on with `python -m harness resume {folder.path}`"
         ) from None
+    except VoidRun as error:  # a load generating process died
+        raise VoidRun(f"{error}; go on with `python -m harness resume {folder.path}`") from None
 
 
 def _measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> Outcome:

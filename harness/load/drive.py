@@ -20,7 +20,7 @@ from time import perf_counter_ns
 
 import msgspec
 
-from harness.errors import HarnessError, one_line
+from harness.errors import VoidRun, one_line
 from harness.load.fidelity import CpuClock, LagSampler, few_collections
 from harness.load.interrupt import run_interruptible
 from harness.load.limits import raise_file_limit
@@ -225,7 +225,7 @@ def _start(folder: Path, work: Slice) -> subprocess.Popen[bytes]:
 def _wait(
     processes: list[subprocess.Popen[bytes]], until: Callable[[], bool], folder: Path
 ) -> None:
-    """Until `until` holds. Raises `HarnessError` where a worker ended without its records."""
+    """Until `until` holds. Raises `VoidRun` where a worker ended without its records."""
     while not until():
         _check(processes, folder)
         time.sleep(0.02)
@@ -236,8 +236,10 @@ def _check(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
     for worker, process in enumerate(processes):
         if process.poll() is not None and not (folder / f"{worker}.records").exists():
             said = (folder / f"{worker}.log").read_text("utf-8", "replace").strip().splitlines()
-            raise HarnessError(
-                f"load generating process {worker} ended with {process.returncode}: "
+            code = process.returncode
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+            raise VoidRun(
+                f"load generating process {worker} {how}: "
                 f"{one_line(said[-1]) if said else 'it said nothing'}"
             )
 

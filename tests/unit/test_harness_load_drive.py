@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,11 +15,11 @@ from typing import Any
 import pytest
 from harness_scripted import Script, serve, stream, token
 
-from harness.errors import HarnessError
-from harness.load.drive import Driven, drive, workers_for
+from harness.errors import VoidRun
+from harness.load.drive import Driven, _check, drive, workers_for
 from harness.load.fidelity import CpuClock, LagSampler
 from harness.load.prompts.datasets import Prompt
-from harness.load.schedule.conversations import Share
+from harness.load.schedule.conversations import Share, dropped
 from harness.load.slices import Board, Slice, Tally, read_slice, write
 from harness.load.streaming.client import Asking
 from harness.plan.schema import SamplingSection
@@ -138,8 +139,22 @@ def test_a_trace_takes_processes_by_its_busiest_second(tmp_path: Path) -> None:
 
 
 def test_a_process_that_breaks_is_told_in_one_line() -> None:
-    with pytest.raises(HarnessError, match=r"load generating process \d ended with 1: .*not a URL"):
+    with pytest.raises(VoidRun, match=r"load generating process \d ended with 1: .*not a URL"):
         load("ftp://nowhere", workers=2)
+
+
+def test_a_process_that_is_killed_is_told_by_its_signal(tmp_path: Path) -> None:
+    (tmp_path / "0.log").touch()
+    processes = [subprocess.Popen(["sleep", "60"])]
+    processes[0].kill()
+    processes[0].wait()
+    with pytest.raises(VoidRun, match=r"process 0 was killed by signal 9: it said nothing"):
+        _check(processes, tmp_path)
+
+
+def test_a_dropped_arrival_is_not_told_as_a_failure() -> None:
+    tally = Tally().plus(dropped(PROMPTS[0], 0, 5, 1, "c"))
+    assert (tally.done, tally.failed) == (1, 0)
 
 
 def test_a_slice_survives_the_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.base import SpecCounters
-from harness.errors import UsageError
+from harness.errors import UsageError, VoidRun
 from harness.measure import counters as counters_module
 from harness.measure.counters import CounterReader, difference
 from harness.measure.environment import clock_anchor, environment, git_state, versions
@@ -37,7 +37,7 @@ from harness.measure.metrics import (
 from harness.measure.store import RunFolder, read_requests, write_atomic, write_requests
 from harness.progress import PlainProgress
 from harness.records import DraftCounts, Metrics
-from harness.run import resume, telling_of_disk
+from harness.run import resume, telling_how_to_go_on
 
 
 def test_latencies_of_one_request() -> None:
@@ -386,6 +386,14 @@ def test_a_manifest_that_says_no_request_cannot_be_resumed(tmp_path: Path, plan:
 def test_a_full_disk_is_one_line_that_says_how_to_go_on(tmp_path: Path) -> None:
     with (
         pytest.raises(UsageError, match=r"No space left.*resume"),
-        telling_of_disk(RunFolder(tmp_path)),
+        telling_how_to_go_on(RunFolder(tmp_path)),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_load_process_that_died_is_one_line_that_says_how_to_go_on(tmp_path: Path) -> None:
+    with (
+        pytest.raises(VoidRun, match=r"process 0 was killed.*resume"),
+        telling_how_to_go_on(RunFolder(tmp_path)),
+    ):
+        raise VoidRun("load generating process 0 was killed")
