@@ -50,6 +50,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     `overloaded`: there was no steady state, so that a longer block would have met fewer.
     `tau`: so many of its requests tell no more than one would alone, since they share a queue.
+    `hopeless`: those that had the server to themselves missed too, so no lower load can help.
     """
 
     value: float
@@ -57,6 +58,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     of: int
     overloaded: bool = False
     tau: float = 1.0
+    hopeless: bool = False
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +127,8 @@ def next_value(looks: Sequence[Look], search: Search) -> float | None:
 
     First from the start up or down by doubling, until a load is met and one is missed; then the
     gap between the two is halved on the logarithmic scale. An undecided load is looked at again;
-    one that stays undecided parts the gap in two, and each part is made small.
+    one that stays undecided parts the gap in two, and each part is made small. Where also requests
+    that are alone miss the levels, no lower load is tried.
     """
     found = points(looks, search)
     if not found:
@@ -138,6 +141,8 @@ def next_value(looks: Sequence[Look], search: Search) -> float | None:
     not_met = [p.value for p in found if p.judged != "met"]
     not_missed = [p.value for p in found if p.judged != "missed"]
     if not met:
+        if any(look.hopeless for look in looks):
+            return None
         return _beyond(min(not_met), search, 0.5)
     if not missed:
         return _beyond(max(not_missed), search, 2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
@@ -10,10 +11,10 @@ import msgspec
 
 from harness.analyse.bracket import By, Judged, Look, Point, Search, bracket, points
 from harness.analyse.data import CellData, RunData
-from harness.analyse.statistics import autocorrelation_time
+from harness.analyse.statistics import autocorrelation_time, wilson
 from harness.measure.metrics import cell_metrics
 from harness.measure.slo import Slo, attained, meets, slo_of, strain
-from harness.measure.steady import placed_ns, steady_window
+from harness.measure.steady import ended_ns, placed_ns, steady_window
 from harness.records import SCHEMA_VERSION, Metrics, Record, RequestRecord, Variant
 
 
@@ -104,7 +105,22 @@ def look_of(data: CellData, slo: Slo, search: Search) -> Look:
         of=of,
         overloaded=growing or refused,
         tau=tau_of(inside, slo),
+        hopeless=wilson(*attained(alone(data.records), slo), search.z)[1] < search.attain,
     )
+
+
+def alone(records: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """The requests that had the server to themselves: no other was under way with them."""
+    spans = [(placed_ns(r), ended_ns(r), r) for r in records]
+    known = [(begin, end, r) for begin, end, r in spans if begin is not None and end is not None]
+    known.sort(key=lambda span: span[:2])
+    begins = [begin for begin, _, _ in known[1:]] + [math.inf]
+    found, busy_until = [], -math.inf
+    for (begin, end, record), next_begin in zip(known, begins, strict=True):
+        if busy_until <= begin and end <= next_begin:
+            found.append(record)
+        busy_until = max(busy_until, end)
+    return found
 
 
 UNANSWERED = 2.0

@@ -111,6 +111,12 @@ def test_an_overload_is_missed_whatever_its_few_requests_met() -> None:
     assert next_value([Look(value=1.0, met=57, of=57, overloaded=True)], search) == 0.5
 
 
+def test_no_lower_load_is_tried_where_an_idle_server_misses_too() -> None:
+    missed = Look(value=1.0, met=0, of=57)
+    assert next_value([missed], Search()) == 0.5
+    assert next_value([Look(value=1.0, met=0, of=57, hopeless=True)], Search()) is None
+
+
 def test_the_search_ends_at_its_bounds() -> None:
     search = Search(start=4.0, lowest=1.0, highest=20.0)
     up = searched(search, lambda v: 1.0)

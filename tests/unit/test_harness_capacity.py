@@ -13,7 +13,7 @@ from harness_simulated import open_loop
 
 from harness.analyse.bracket import Look, Search, bracket, next_value
 from harness.analyse.data import CellData, RunData
-from harness.analyse.frontier import Capacity, capacity_of, look_of, tau_of
+from harness.analyse.frontier import Capacity, alone, capacity_of, look_of, tau_of
 from harness.analyse.summary import summarise
 from harness.capacity import Wanted, is_capacity, search_of, sent_in_a_look
 from harness.errors import UsageError
@@ -87,6 +87,23 @@ def test_an_overload_is_told_by_its_growth_and_by_refusals() -> None:
     refused = timeline(interrupted="10 requests in a row failed, the last with: HTTP 429")
     data = cell("baseline", 0, [failed(due_ns=0)], load=load, time=refused)
     assert look_of(data, Slo(), SEARCH).overloaded
+
+
+def test_an_idle_server_that_misses_is_told_from_one_with_a_queue() -> None:
+    load = LoadPoint(mode="open", request_rate=8.0, num_requests=200)
+    calm = cell("baseline", 0, open_loop(8.0, 200, seed=1), load=load)
+    crowded = cell("baseline", 0, open_loop(80.0, 200, seed=1), load=load)
+    assert look_of(calm, Slo(ttft_s=1e-6), SEARCH).hopeless
+    assert not look_of(calm, Slo(ttft_s=100.0), SEARCH).hopeless
+    assert not look_of(crowded, Slo(ttft_s=1e-6), SEARCH).hopeless
+
+
+def test_a_request_is_alone_where_no_other_overlaps_it() -> None:
+    spans = [(0, 10), (10, 20), (30, 60), (40, 45), (50, 70), (80, 90)]
+    records = [request(index=i, due_ns=a, end_ns=b) for i, (a, b) in enumerate(spans)]
+    assert [
+        r.index for r in alone([*records[::-1], request(due_ns=85, end_ns=None, chunk_ns=())])
+    ] == [0, 1, 5]
 
 
 def test_a_concurrency_is_looked_at_by_its_steady_requests() -> None:
