@@ -21,7 +21,7 @@ from harness.attach import prepare_attached
 from harness.errors import UsageError
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.schedule.conversations import opening
-from harness.measure.slo import Slo, slo_of
+from harness.measure.slo import Slo, slo_of, uncounted
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
 from harness.plan.expand import cell_id, load_points
 from harness.plan.schema import as_dict
@@ -338,7 +338,13 @@ class Hunt:
         manifest = self.folder.manifest()
         self.folder.write_manifest(msgspec.structs.replace(manifest, cells=(*manifest.cells, cell)))
         self.asked += need
-        self.looks.append(look_of(_read(self.folder, cell), self.slo, self.search))
+        data = _read(self.folder, cell)
+        if self.slo.tpot_s is not None and data.ok and all(uncounted(r) for r in data.ok):
+            raise UsageError(
+                "--slo tpot: the server does not say how many tokens each chunk of an answer "
+                "brings, so the time per token is unknown; give ttft and e2el alone"
+            )
+        self.looks.append(look_of(data, self.slo, self.search))
         self._tell(value)
 
     def _cell(self, value: float) -> Cell:

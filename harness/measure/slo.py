@@ -42,7 +42,8 @@ def meets(r: RequestRecord, slo: Slo) -> bool:
     """Whether the request was answered whole and within every level.
 
     Open loop: the time to the first token and to the end count from when the request was due. A
-    time per token that is undefined, as of an answer in one chunk, breaks no level.
+    time per token that is undefined, as of an answer in one chunk, breaks no level; one that is
+    not known, as the server counts no tokens, is not known to meet one.
     """
     used = strain(r, slo)
     return used is not None and used <= 1
@@ -51,9 +52,9 @@ def meets(r: RequestRecord, slo: Slo) -> bool:
 def strain(r: RequestRecord, slo: Slo) -> float | None:
     """The largest of the request's figures over their bounds: 1 is just within the levels.
 
-    0 where no level is set; None where the request was not answered whole.
+    0 where no level is set; None where the request was not answered whole, or cannot be judged.
     """
-    if r.status != "ok":
+    if r.status != "ok" or (slo.tpot_s is not None and uncounted(r)):
         return None
     due = r.due_ns is not None
     found = {
@@ -69,6 +70,11 @@ def strain(r: RequestRecord, slo: Slo) -> float | None:
         if value is not None and (bound := getattr(slo, name)) is not None
     ]
     return max(used, default=0.0)
+
+
+def uncounted(r: RequestRecord) -> bool:
+    """Whether the time per token is unknown, for want of the server's own counts."""
+    return len(r.chunk_ns) > 1 and (r.output_tokens is None or r.chunk_tokens is None)
 
 
 def attained(records: Sequence[RequestRecord], slo: Slo) -> tuple[int, int]:

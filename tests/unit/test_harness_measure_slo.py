@@ -54,6 +54,12 @@ def test_an_undefined_time_per_token_breaks_no_level() -> None:
     assert not meets(one, Slo(tpot_s=1e-6, ttft_s=0.04))
 
 
+def test_a_time_per_token_that_is_not_known_meets_no_level() -> None:
+    for counts in ({"output_tokens": None, "chunk_tokens": None}, {"chunk_tokens": None}):
+        assert not meets(request(**counts), Slo(tpot_s=100.0))
+        assert meets(request(**counts), Slo(ttft_s=0.2))
+
+
 def test_a_request_without_an_answer_meets_nothing() -> None:
     for r in (failed(), request(**DROPPED), request(chunk_ns=(), chunk_tokens=())):
         assert not meets(r, Slo())
