@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from harness.analyse.data import CellData
 from harness.analyse.doubts import counter_cautions, counters_doubted
-from harness.analyse.requests import cut_tokens
+from harness.analyse.requests import cut_tokens, drafted_a_step
 from harness.measure.metrics import acceptance_length
 from harness.records import Acceptance, Caution, DraftCounts, MergedChunks
 
@@ -140,17 +140,21 @@ def counted_steps(data: CellData) -> int | None:
 def _explained_by_cut(data: CellData, acceptance: Acceptance, odd: list[str]) -> bool:
     """Whether the client alone is off, and by no more than what was cut at the answers' ends.
 
-    Of a run that is cut the client sees the accepted tokens less the cut ones.
+    Of a run that is cut the client sees the accepted tokens less the cut ones. The counters alone
+    tell only how many were cut in all, which is at most k a request.
     """
     told, client = acceptance.sources.get("per_request"), acceptance.sources.get("client")
-    told = told or acceptance.sources.get("counters")
-    if told is None or client is None or not all(o.startswith("client") for o in odd):
+    counted = acceptance.sources.get("counters")
+    if client is None or not all(o.startswith("client") for o in odd):
         return False
-    cuts = [cut_tokens(r) for r in data.ok]
-    known = [cut for cut in cuts if cut is not None]
-    if len(known) != len(cuts):
+    if told is not None:
+        cuts = [cut_tokens(r) for r in data.ok]
+        known = [cut for cut in cuts if cut is not None]
+        whole = len(known) == len(cuts) and client.drafts == told.drafts
+        return whole and client.accepted == told.accepted - sum(known)
+    if counted is None or client.drafts != counted.drafts or len(data.ok) != len(data.records):
         return False
-    return client.drafts == told.drafts and client.accepted == told.accepted - sum(known)
+    return 0 <= counted.accepted - client.accepted <= drafted_a_step(counted) * len(data.ok)
 
 
 def _reason(data: CellData, acceptance: Acceptance) -> str:

@@ -249,6 +249,12 @@ def test_merged_chunks_are_their_own_caution_and_no_disagreement() -> None:
 def test_what_is_cut_at_the_end_explains_a_clients_difference() -> None:
     short = [made_of([0, 3], 3, index=i) for i in range(5)]
     assert set(told(counted=none_counted(), records=short)) == {"counters", "acceptance"}
+    silent = [made_of([0, 3], 3, index=i, acceptance=None) for i in range(5)]
+    after = grown(
+        drafts=50, drafted=150, accepted=75, accepted_per_position=(35, 25, 15),
+        generation_tokens=120,
+    )  # fmt: skip
+    assert set(told(after, records=silent)) == {"acceptance"}
 
 
 def test_figures_of_a_part_of_the_requests_are_told() -> None:
