@@ -98,6 +98,11 @@ def pooled_acceptance(cells: list[CellData]) -> Acceptance | None:
     )
 
 
+def pooled_sources(parts: Sequence[Acceptance]) -> dict[Source, DraftCounts | None]:
+    """Each source's counts over several cells; None where a cell lacks the source."""
+    return {name: pool([a.sources.get(name) for a in parts]) for name in SOURCES}
+
+
 def estimates(records: Sequence[RequestRecord]) -> AcceptanceEstimates | None:
     """Every figure with its interval over requests; None where no request tells of steps."""
     found = columns(records)

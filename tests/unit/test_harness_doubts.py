@@ -252,7 +252,7 @@ def test_what_is_cut_at_the_end_explains_a_clients_difference() -> None:
     silent = [made_of([0, 3], 3, index=i, acceptance=None) for i in range(5)]
     after = grown(
         drafts=50, drafted=150, accepted=75, accepted_per_position=(35, 25, 15),
-        generation_tokens=120,
+        generation_tokens=125,
     )  # fmt: skip
     assert set(told(after, records=silent)) == {"acceptance"}
 
