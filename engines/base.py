@@ -104,13 +104,31 @@ class PhaseTiming:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankCounters:
+    """One data-parallel rank's share of the counters, to see a rank that is missing or restarted.
+
+    `rank` is the label that names it, such as `engine=0`. `created_s`: when its counters were made
+    (Unix time, seconds), where the engine says so.
+    """
+
+    rank: str
+    drafts: int | None = None
+    accepted: int | None = None
+    generation_tokens: int | None = None
+    created_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpecCounters:
     """An engine's speculative counters at one moment, summed over all its ranks.
 
-    `accepted_per_position[i]` counts the drafts whose token i was accepted (unconditional).
-    None: the engine does not publish that figure. `generation_tokens` counts every output token
-    of every client, `requests_finished` every finished request; with them other clients' traffic
-    shows. `running` and `waiting` are requests at that moment.
+    Ranks that serve different requests are summed; ranks that repeat the same figure (tensor and
+    pipeline parallel) are taken once. `accepted_per_position[i]` counts the drafts whose token i
+    was accepted (unconditional). None: the engine does not publish that figure.
+    `accepted_past_end` counts the accepted tokens that stood behind a request's end.
+    `generation_tokens` counts every output token of every client, `requests_finished` every
+    finished request; with them other clients' traffic shows. `running` and `waiting` are requests
+    at that moment. `process_start_s`: when the server's process began (Unix time, seconds).
     """
 
     drafts: int | None = None
@@ -122,6 +140,9 @@ class SpecCounters:
     requests_finished: int | None = None
     running: int | None = None
     waiting: int | None = None
+    accepted_past_end: int | None = None
+    process_start_s: float | None = None
+    ranks: tuple[RankCounters, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,13 +150,16 @@ class RequestAcceptance:
     """One request's acceptance as the engine itself told it, its known biases corrected.
 
     `histogram[j]` is the number of verify steps that accepted exactly j draft tokens
-    (length k + 1); None where the engine does not tell.
+    (length k + 1), `steps[i]` how many step i accepted, `past_end` how many of the accepted tokens
+    stood behind the request's end and are no output. None where the engine does not tell.
     """
 
     drafts: int
     drafted: int | None
     accepted: int
     histogram: tuple[int, ...] | None = None
+    steps: tuple[int, ...] | None = None
+    past_end: int | None = None
 
 
 class Adapter(Protocol):

@@ -47,6 +47,47 @@ def parse(text: str) -> list[Sample]:
     return samples
 
 
+REPEATING = ("tp_rank", "pp_rank", "moe_ep_rank")
+"""Labels of ranks that work on the same requests: each tells the same figure."""
+SEPARATE = ("engine", "dp_rank")
+"""Labels of data-parallel ranks: each counts requests of its own."""
+
+
+def once(samples: list[Sample]) -> list[Sample]:
+    """Of series that differ in labels of `REPEATING` alone, the one of the lowest ranks.
+
+    Not simply rank 0: where attention is data-parallel, rank 1 of the tensor-parallel group is the
+    first of another data-parallel rank, and counts requests of its own.
+    """
+    lowest: dict[tuple[str, frozenset[tuple[str, str]]], tuple[tuple[int, ...], Sample]] = {}
+    for sample in samples:
+        own = frozenset(pair for pair in sample.labels.items() if pair[0] not in REPEATING)
+        order = tuple(_rank(sample.labels.get(label, "")) for label in REPEATING)
+        found = lowest.get((sample.name, own))
+        if found is None or order < found[0]:
+            lowest[sample.name, own] = (order, sample)
+    return [sample for _, sample in lowest.values()]
+
+
+def _rank(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) <= 6 else 0
+
+
+def by_rank(samples: list[Sample], name: str) -> dict[str, int]:
+    """`name` summed for each data-parallel rank, by its label, such as `engine=0`."""
+    sums: dict[str, float] = {}
+    for sample in samples:
+        rank = next((f"{at}={sample.labels[at]}" for at in SEPARATE if at in sample.labels), None)
+        if sample.name == name and rank is not None:
+            sums[rank] = sums.get(rank, 0.0) + sample.value
+    return {rank: round(value) for rank, value in sums.items()}
+
+
+def first(samples: list[Sample], name: str) -> float | None:
+    """The smallest value of `name`; None where there is no such series."""
+    return min((s.value for s in samples if s.name == name), default=None)
+
+
 def total(samples: list[Sample], name: str) -> int | None:
     """The sum of `name` over its series (one a rank); None where there is no such series."""
     values = [sample.value for sample in samples if sample.name == name]

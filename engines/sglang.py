@@ -31,7 +31,7 @@ from engines.base import (
     SpecCounters,
 )
 from engines.checkpoint import check_named, drop_nulls, read_config
-from engines.prometheus import parse
+from engines.prometheus import first, once, parse
 
 KERNEL_PATH = Path(__file__).with_name("sglang_cpu")
 CPU_BACKENDS = (
@@ -127,6 +127,7 @@ class SglangAdapter:
             requests_finished=totals.get("num_requests_total"),
             running=totals.get("num_running_reqs"),
             waiting=totals.get("num_queue_reqs"),
+            process_start_s=first(parse(metrics_text), "process_start_time_seconds"),
         )
 
     def request_fields(self, *, speculative: bool, endpoint: str = "chat") -> Mapping[str, Any]:
@@ -287,10 +288,8 @@ def _read_metrics(text: str) -> dict[str, int]:
     Of tensor- and pipeline-parallel ranks, which all tell the same, only the first is taken.
     """
     totals: dict[str, float] = {}
-    for sample in parse(text):
+    for sample in once(parse(text)):
         if not sample.name.startswith("sglang:"):
-            continue
-        if any(sample.labels.get(rank, "0") != "0" for rank in ("tp_rank", "pp_rank")):
             continue
         name = sample.name.removeprefix("sglang:")
         totals[name] = totals.get(name, 0.0) + sample.value

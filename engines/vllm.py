@@ -20,13 +20,14 @@ from engines.base import (
     EngineUsageError,
     Launch,
     PhaseMark,
+    RankCounters,
     RequestAcceptance,
     ServeSpec,
     SpecCounters,
 )
 from engines.checkpoint import check_named, drop_nulls, read_config
 from engines.install import engine_python
-from engines.prometheus import parse, total, total_by_position
+from engines.prometheus import Sample, by_rank, first, once, parse, total, total_by_position
 
 MODULE = "vllm.entrypoints.openai.api_server"
 CPU_KV_CACHE_GIB = 2.0
@@ -117,7 +118,8 @@ class VllmAdapter:
 
 def read_counters(metrics_text: str) -> SpecCounters | None:
     """Counters under vLLM's names; other servers use the same."""
-    samples = [s for s in parse(metrics_text) if s.name.startswith("vllm:")]
+    told = once(parse(metrics_text))
+    samples = [s for s in told if s.name.startswith("vllm:")]
     if not samples:
         return None
     spec = "vllm:spec_decode_num_"
@@ -131,6 +133,26 @@ def read_counters(metrics_text: str) -> SpecCounters | None:
         requests_finished=total(samples, "vllm:request_success_total"),
         running=total(samples, "vllm:num_requests_running"),
         waiting=total(samples, "vllm:num_requests_waiting"),
+        accepted_past_end=total(told, "reference:spec_decode_num_accepted_past_end_tokens_total"),
+        process_start_s=first(told, "process_start_time_seconds"),
+        ranks=_ranks(samples),
+    )
+
+
+def _ranks(samples: list[Sample]) -> tuple[RankCounters, ...]:
+    drafts = by_rank(samples, "vllm:spec_decode_num_drafts_total")
+    accepted = by_rank(samples, "vllm:spec_decode_num_accepted_tokens_total")
+    tokens = by_rank(samples, "vllm:generation_tokens_total")
+    created = by_rank(samples, "vllm:generation_tokens_created")
+    return tuple(
+        RankCounters(
+            rank=rank,
+            drafts=drafts.get(rank),
+            accepted=accepted.get(rank),
+            generation_tokens=tokens.get(rank),
+            created_s=created.get(rank),
+        )
+        for rank in sorted({*drafts, *accepted, *tokens})
     )
 
 
@@ -141,13 +163,16 @@ def read_request_acceptance(payloads: list[dict[str, Any]]) -> RequestAcceptance
         told = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
         if not isinstance(told, dict):
             continue
-        histogram = told.get("acceptance_histogram")
+        histogram, steps = told.get("acceptance_histogram"), told.get("per_step_accepted")
+        past_end = told.get("num_accepted_past_end_tokens")  # the reference engine alone tells it
         try:
             return RequestAcceptance(
                 drafts=int(told["num_spec_steps"]),
                 drafted=int(told["num_draft_tokens"]),
                 accepted=int(told["num_accepted_draft_tokens"]),
                 histogram=tuple(int(n) for n in histogram) if histogram is not None else None,
+                steps=tuple(int(n) for n in steps) if steps is not None else None,
+                past_end=int(past_end) if past_end is not None else None,
             )
         except (KeyError, TypeError, ValueError):
             return None  # the field is marked experimental: another shape is no figure

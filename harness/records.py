@@ -62,12 +62,18 @@ class Cell(Record, frozen=True, kw_only=True):
 
 
 class DraftCounts(Record, frozen=True, kw_only=True):
-    """Pooled counts of draft tokens. `per_position[i]`: drafts accepted at least to position i."""
+    """Pooled counts of draft tokens. `per_position[i]`: drafts accepted at least to position i.
+
+    `past_end`: of the accepted, those behind an answer's end, which are no output. `steps[i]`: how
+    many tokens step i accepted; of one request alone, never of a pool.
+    """
 
     drafts: int
     drafted: int | None = None
     accepted: int
     per_position: tuple[int, ...] | None = None
+    past_end: int | None = None
+    steps: tuple[int, ...] | None = None
 
 
 class RequestRecord(Record, frozen=True, kw_only=True):
@@ -112,8 +118,15 @@ class RequestRecord(Record, frozen=True, kw_only=True):
     tries: int = 1
 
 
+CounterProblem = Literal["unpublished", "unread", "reset", "rank_missing", "cut_short"]
+
+
 class EngineCounters(Record, frozen=True, kw_only=True):
-    """The server's counters differenced over the measured window, drain included."""
+    """The server's counters differenced over the measured window, drain included.
+
+    `problem` says of what kind the reason in `note` is that there is no difference. `settled` and
+    `settled_before`: whether the counters had come to rest when they were read, after and before.
+    """
 
     before: dict[str, Any] | None
     after: dict[str, Any] | None
@@ -121,6 +134,9 @@ class EngineCounters(Record, frozen=True, kw_only=True):
     generation_tokens: int | None
     settled: bool
     note: str | None = None
+    problem: CounterProblem | None = None
+    settled_before: bool = True
+    requests_finished: int | None = None
 
 
 class Phase(Record, frozen=True, kw_only=True):
@@ -235,6 +251,51 @@ class CategoryFigures(Record, frozen=True, kw_only=True):
     task_n: int
 
 
+class Estimate(Record, frozen=True, kw_only=True):
+    """A figure with its interval; `low` and `high` are None with fewer than two requests."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+class AcceptanceEstimates(Record, frozen=True, kw_only=True):
+    """Acceptance with intervals, the requests being the sample (`docs/acceptance.md`).
+
+    `length` is pooled over verify steps, `length_request_mean` the mean of the requests' own, and
+    so for `rate`. `length_output` leaves out accepted tokens behind an answer's end; `past_end` is
+    how many they were, `uncorrected` of how many requests that is not known.
+    """
+
+    source: Literal["per_request", "client"]
+    requests: int
+    clusters: int
+    confidence: float
+    length: Estimate
+    length_request_mean: Estimate
+    rate: Estimate
+    rate_request_mean: Estimate
+    per_position: tuple[Estimate, ...]
+    per_position_conditional: tuple[Estimate, ...]
+    length_output: Estimate
+    past_end: int | None
+    uncorrected: int
+
+
+class MergedChunks(Record, frozen=True, kw_only=True):
+    """How many verify steps reached the client joined to another in one chunk.
+
+    `by` says how it was found out: from the engine's count of steps (`steps` against `chunks`,
+    exact), or from chunks of more than k + 1 tokens alone (a least value).
+    """
+
+    chunks: int
+    steps: int | None
+    merged: int
+    share: float | None
+    by: Literal["per_request", "counters", "chunk_size"]
+
+
 class Acceptance(Record, frozen=True, kw_only=True):
     """Acceptance of one speculative cell. `sources` holds each source's own counts."""
 
@@ -247,6 +308,37 @@ class Acceptance(Record, frozen=True, kw_only=True):
     per_position_conditional: tuple[float | None, ...] | None
     source: Literal["counters", "per_request", "client"]
     sources: dict[str, DraftCounts | None]
+    estimates: AcceptanceEstimates | None = None
+    merged: MergedChunks | None = None
+
+
+class SplitPart(Record, frozen=True, kw_only=True):
+    """One part of a split: its verify steps, pooled. `requests` had at least one step in it."""
+
+    name: str
+    requests: int
+    drafts: int
+    accepted: int
+    length: Estimate
+
+
+class Split(Record, frozen=True, kw_only=True):
+    """Acceptance parted by one thing; `source` says whose steps were taken."""
+
+    by: Literal["category", "output_tokens", "output_quarter", "thinking", "request", "run_time"]
+    source: Literal["per_request", "client"]
+    parts: tuple[SplitPart, ...]
+
+
+class AcceptanceSplits(Record, frozen=True, kw_only=True):
+    """One engine's speculative cells at one load, pooled: figures with intervals, and splits."""
+
+    engine: str
+    load: LoadPoint
+    k: int | None
+    estimates: AcceptanceEstimates | None
+    merged: MergedChunks | None
+    splits: tuple[Split, ...]
 
 
 class Integrity(Record, frozen=True, kw_only=True):
@@ -336,6 +428,7 @@ class Summary(Record, frozen=True, kw_only=True):
     failures: tuple[str, ...] = ()
     void: str | None = None
     verdict: tuple[str, ...] = ()
+    splits: tuple[AcceptanceSplits, ...] = ()
 
 
 class LaunchRecord(Record, frozen=True, kw_only=True):

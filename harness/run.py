@@ -18,6 +18,7 @@ import msgspec
 from engines.base import EngineError, EngineFailed
 from harness.analyse.compare import load_words
 from harness.analyse.data import CellData, RunData
+from harness.analyse.profile import profiles
 from harness.analyse.summary import summarise
 from harness.attach import prepare_attached
 from harness.errors import HarnessError, UsageError, VoidRun, one_line
@@ -185,7 +186,8 @@ def measure_cell(
     http = plain_client(server.url, prepared.plan.client, api_key(prepared.plan))
     reader = CounterReader(prepared.adapter, server.url, http)
     try:
-        before, _ = reader.settled()
+        before, settled_before = reader.settled()
+        unread = reader.failure
         progress.cell(title, cell.load.num_requests)
         driven = drive(
             asking_of(prepared, server, cell.variant),
@@ -210,7 +212,14 @@ def measure_cell(
     folder.save_cell(
         cell.cell_id,
         driven.records,
-        difference(before, after, settled, cut_short=interrupted),
+        difference(
+            before,
+            after,
+            settled,
+            cut_short=interrupted,
+            settled_before=settled_before or before is None,
+            unread=(unread, reader.failure),
+        ),
         Timeline(
             startup=server.phases,
             ready_s=server.ready_s,
@@ -319,9 +328,11 @@ def analyse(path: Path) -> Summary:
         )
         for cell_id in folder.saved_cells(list(known))
     ]
-    summary = summarise(RunData(manifest=manifest, cells=cells, launches=read_launches(folder)))
+    run = RunData(manifest=manifest, cells=cells, launches=read_launches(folder))
+    summary = summarise(run)
     summary = msgspec.structs.replace(summary, verdict=tuple(verdict_sentences(summary)))
     folder.write_summary(summary)
+    folder.write_profiles(profiles(run))
     return summary
 
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from engines.base import Adapter, EngineFailed
 from engines.process import EngineProcess
 from harness.load.drive import drive
@@ -161,6 +163,10 @@ def read_acceptance_of(adapter: Adapter, payloads: list[dict[str, Any]]) -> Draf
             counts = from_histogram(told.drafts, told.drafted, told.histogram)
         else:
             counts = DraftCounts(drafts=told.drafts, drafted=told.drafted, accepted=told.accepted)
+        # A list of steps that contradicts the counts is left out; the counts are the older field.
+        agree = told.steps is not None and len(told.steps) == told.drafts
+        steps = told.steps if agree and sum(told.steps or ()) == counts.accepted else None
+        counts = msgspec.structs.replace(counts, steps=steps, past_end=told.past_end)
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError):
         return None  # figures in a shape nobody knows are figures that are missing
     return counts if believable(counts) else None
@@ -168,7 +174,8 @@ def read_acceptance_of(adapter: Adapter, payloads: list[dict[str, Any]]) -> Draf
 
 def believable(counts: DraftCounts) -> bool:
     """Whether a server's counts are whole numbers that a record can hold."""
-    all_counts = (counts.drafts, counts.accepted, counts.drafted or 0, *(counts.per_position or ()))
+    all_counts = [counts.drafts, counts.accepted, counts.drafted or 0, counts.past_end or 0]
+    all_counts += [*(counts.per_position or ()), *(counts.steps or ())]
     return all(type(n) is int and 0 <= n < 2**63 for n in all_counts)
 
 

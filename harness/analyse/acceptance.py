@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Literal
 
+import msgspec
+
 from harness.analyse.data import CellData
+from harness.analyse.doubts import counters_doubted, per_request_doubted
+from harness.analyse.ratio import CONFIDENCE, ratio, share
+from harness.analyse.requests import Columns, columns, drafted_a_step, own_counts
 from harness.measure.metrics import (
     acceptance_length,
     acceptance_rate,
@@ -13,7 +20,14 @@ from harness.measure.metrics import (
     per_position_conditional,
     pool,
 )
-from harness.records import Acceptance, DraftCounts
+from harness.records import (
+    Acceptance,
+    AcceptanceEstimates,
+    DraftCounts,
+    Estimate,
+    MergedChunks,
+    RequestRecord,
+)
 
 Source = Literal["counters", "per_request", "client"]
 SOURCES: tuple[Source, ...] = ("counters", "per_request", "client")
@@ -22,19 +36,30 @@ SOURCES: tuple[Source, ...] = ("counters", "per_request", "client")
 
 def sources_of(data: CellData) -> dict[str, DraftCounts | None]:
     """Each source's own counts; None where a source does not tell."""
+    told = pool([own_counts(r) for r in data.ok])
     return {
         "counters": data.counters.delta,
-        "per_request": pool([r.acceptance for r in data.ok]),
+        "per_request": told if any(r.acceptance is not None for r in data.ok) else None,
         "client": client_counts(data.records),
     }
 
 
-def acceptance_of(sources: dict[str, DraftCounts | None]) -> Acceptance | None:
+def doubted(data: CellData, sources: dict[str, DraftCounts | None]) -> frozenset[str]:
+    """The sources that are not believed where there is another: their counts are wrong."""
+    found = {"counters"} if counters_doubted(data, sources) else set()
+    return frozenset(found | ({"per_request"} if per_request_doubted(data, sources) else set()))
+
+
+def acceptance_of(
+    sources: dict[str, DraftCounts | None], doubted: Collection[str] = ()
+) -> Acceptance | None:
     """The figures of the best source that tells drafts and accepted tokens.
 
-    Positions may come from the next best source where the best does not tell them.
+    Positions may come from the next best source where the best does not tell them. A source in
+    `doubted` is taken only where there is no other.
     """
-    told = [(name, sources[name]) for name in SOURCES if sources[name] is not None]
+    order = sorted(SOURCES, key=lambda name: name in doubted)
+    told = [(name, sources[name]) for name in order if sources[name] is not None]
     if not told:
         return None
     source, counts = told[0]
@@ -53,29 +78,107 @@ def acceptance_of(sources: dict[str, DraftCounts | None]) -> Acceptance | None:
     )
 
 
+def cell_acceptance(data: CellData) -> Acceptance | None:
+    """A speculative cell's acceptance: figures, intervals, and the share of merged chunks."""
+    sources = sources_of(data)
+    found = acceptance_of(sources, doubted(data, sources))
+    if found is None:
+        return None
+    return msgspec.structs.replace(
+        found, estimates=estimates(data.ok), merged=merged_chunks([data])
+    )
+
+
 def pooled_acceptance(cells: list[CellData]) -> Acceptance | None:
     """Acceptance over several cells, each source's counts pooled."""
     each = [sources_of(c) for c in cells]
-    return acceptance_of({name: pool([s[name] for s in each]) for name in SOURCES})
+    doubts = [doubted(c, s) for c, s in zip(cells, each, strict=True)]
+    return acceptance_of(
+        {name: pool([s[name] for s in each]) for name in SOURCES}, frozenset().union(*doubts)
+    )
 
 
-def disagreements(acceptance: Acceptance) -> list[str]:
-    """What the sources say where they differ beyond what their definitions allow.
+def pooled_sources(parts: Sequence[Acceptance]) -> dict[Source, DraftCounts | None]:
+    """Each source's counts over several cells; None where a cell lacks the source."""
+    return {name: pool([a.sources.get(name) for a in parts]) for name in SOURCES}
 
-    Counters and per-request figures count the same drafts: 1% of acceptance length is allowed.
-    The client sees runs cut at a stop and steps merged into one chunk: 5%.
+
+def estimates(records: Sequence[RequestRecord]) -> AcceptanceEstimates | None:
+    """Every figure with its interval over requests; None where no request tells of steps."""
+    found = columns(records)
+    if found is None or not found.drafts.sum():
+        return None
+    return _estimates(found)
+
+
+def _estimates(c: Columns) -> AcceptanceEstimates:
+    import numpy as np
+
+    drafts, accepted = c.summed(c.drafts), c.summed(c.accepted)
+    with_steps = c.drafts > 0
+    ones = c.summed(with_steps)
+    own = c.summed(np.where(with_steps, c.accepted / np.maximum(c.drafts, 1), 0))
+    rate = rate_mean = Estimate(value=None)
+    if c.drafted is not None:
+        rate = share(accepted, c.summed(c.drafted))
+        rates = np.where(with_steps, c.accepted / np.maximum(c.drafted, 1), 0)
+        rate_mean = ratio(c.summed(rates), ones)
+    reached = [drafts]
+    if c.positions is not None:
+        reached += [c.summed(column) for column in c.positions.T]
+    known = c.output >= 0
+    return AcceptanceEstimates(
+        source=c.source,
+        requests=int(with_steps.sum()),
+        clusters=int((drafts > 0).sum()),
+        confidence=CONFIDENCE,
+        length=ratio(accepted, drafts, offset=1),
+        length_request_mean=ratio(own, ones, offset=1),
+        rate=rate,
+        rate_request_mean=rate_mean,
+        per_position=tuple(share(at, drafts) for at in reached[1:]),
+        per_position_conditional=tuple(share(at, before) for before, at in pairwise(reached)),
+        length_output=ratio(
+            c.summed(np.where(known, c.output, 0)), c.summed(np.where(known, c.drafts, 0)), offset=1
+        ),
+        past_end=int((c.accepted - c.output)[known].sum()) if known.any() else None,
+        uncorrected=int((~known).sum()),
+    )
+
+
+def merged_chunks(cells: Sequence[CellData], k: int | None = None) -> MergedChunks | None:
+    """How many verify steps came joined to another in one chunk; None where nothing tells.
+
+    `k` is used where no count of steps is known: a chunk of more than k + 1 tokens holds two.
     """
-    lengths = {
-        name: acceptance_length(counts)
-        for name, counts in acceptance.sources.items()
-        if counts is not None
-    }
-    believed = lengths.get(acceptance.source)
-    if believed is None:
-        return []
-    allowed = {"counters": 0.01, "per_request": 0.01, "client": 0.05}
-    return [
-        f"{name} {length:.3f}"
-        for name, length in lengths.items()
-        if length is not None and abs(length / believed - 1) > allowed[name]
-    ]
+    records = [r for c in cells for r in c.ok]
+    if not records or any(r.chunk_tokens is None for r in records):
+        return None
+    chunks = sum(max(0, len(r.chunk_tokens or ()) - 1) for r in records)
+    told = [own_counts(r) for r in records]
+    if any(c is not None and c.drafts for c in told) and None not in told:
+        pairs = [
+            (c.drafts, max(0, len(r.chunk_tokens or ()) - 1))
+            for r, c in zip(records, told, strict=True)
+            if c is not None
+        ]
+        steps = sum(drafts for drafts, _ in pairs)
+        merged = sum(max(0, drafts - came) for drafts, came in pairs)
+        return MergedChunks(
+            chunks=chunks, steps=steps, merged=merged, share=merged / steps, by="per_request"
+        )
+    counted = pool([c.counters.delta for c in cells])
+    if counted is not None and counted.drafts:
+        whole = all(len(c.ok) == len(c.records) for c in cells)
+        if whole and not any(counters_doubted(c, sources_of(c)) for c in cells):
+            merged, steps = max(0, counted.drafts - chunks), counted.drafts
+            return MergedChunks(
+                chunks=chunks, steps=steps, merged=merged, share=merged / steps, by="counters"
+            )
+        k = k or drafted_a_step(counted)
+    if not k or not chunks:
+        return None
+    large = sum(size > k + 1 for r in records for size in (r.chunk_tokens or ())[1:])
+    return MergedChunks(
+        chunks=chunks, steps=None, merged=large, share=large / chunks, by="chunk_size"
+    )

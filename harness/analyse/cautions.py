@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from harness.analyse.acceptance import disagreements, pooled_acceptance
+from harness.analyse.acceptance import pooled_acceptance
 from harness.analyse.compare import load_words
 from harness.analyse.data import MOST_FAILED, CellData, RunData, pairs
 from harness.analyse.fidelity import client_cautions
 from harness.analyse.integrity import total
+from harness.analyse.reconcile import acceptance_cautions
 from harness.analyse.statistics import sign_test
 from harness.measure.metrics import dropped
 from harness.records import (
@@ -25,7 +26,6 @@ from harness.records import (
 LATE_S = 0.05
 FEW_REQUESTS = 20
 FEW_TURNS = 3
-OTHER_TRAFFIC = 0.02
 CUT_SHARE = 0.2
 
 
@@ -41,9 +41,7 @@ def cell_cautions(
         _late(metrics),
         *client_cautions(data, metrics),
         _uncounted(data),
-        _counters(data),
-        _other_traffic(data, metrics),
-        _sources(data, acceptance),
+        *acceptance_cautions(data, acceptance),
     )
     return tuple(c for c in checks if c is not None)
 
@@ -121,56 +119,6 @@ def _uncounted(data: CellData) -> Caution | None:
         code="token_counts_missing",
         text=f"the server told no token count for {without} of {len(data.ok)} answers",
         advice="Tokens per second and time per token are left out rather than guessed.",
-    )
-
-
-def _counters(data: CellData) -> Caution | None:
-    note = data.counters.note
-    # A baseline needs no counters, and the readers of an attached server know that it has none.
-    if note is None or data.cell.variant == "baseline":
-        return None
-    return Caution(
-        code="counters",
-        text=f"the server's counters are of no use here: {note}",
-        advice="Acceptance comes from the next best source, which is named beside it.",
-    )
-
-
-def _other_traffic(data: CellData, metrics: Metrics) -> Caution | None:
-    theirs, ours = data.counters.generation_tokens, metrics.output_tokens
-    if theirs is None or not ours or metrics.requests_failed:
-        return None
-    if abs(theirs / ours - 1) <= OTHER_TRAFFIC:
-        return None
-    return Caution(
-        code="other_traffic",
-        text=f"the server counted {theirs} output tokens in the window, this client {ours}",
-        advice="Another client may have used the server: its drafts are in the counters too.",
-    )
-
-
-def _sources(data: CellData, acceptance: Acceptance | None) -> Caution | None:
-    if data.cell.variant == "baseline":
-        return None
-    if acceptance is None:
-        return Caution(
-            code="acceptance_unknown",
-            text="no source tells how many draft tokens were accepted",
-            advice="Switch on the engine's metrics, or its per-request figures.",
-        )
-    odd = disagreements(acceptance)
-    if not odd:
-        return None
-    return Caution(
-        code="acceptance_sources_disagree",
-        text=(
-            f"acceptance length by {acceptance.source} is {acceptance.length:.3f}, "
-            f"but by {', by '.join(odd)}"
-        ),
-        advice=(
-            "The client sees steps merged into one chunk and runs cut at a stop; counters also "
-            "count failed requests and other clients."
-        ),
     )
 
 

@@ -9,12 +9,13 @@ from typing import Literal
 
 import msgspec
 
-from harness.analyse.acceptance import acceptance_of, sources_of
+from harness.analyse.acceptance import cell_acceptance
 from harness.analyse.cautions import cell_cautions, run_cautions
 from harness.analyse.compare import compare
 from harness.analyse.data import CellData, PairKey, RunData, pairs
 from harness.analyse.fidelity import client_bound
 from harness.analyse.integrity import compare_outputs
+from harness.analyse.splits import split_acceptance
 from harness.measure.metrics import by_category, cell_metrics, dropped
 from harness.measure.slo import meets, slo_of
 from harness.measure.steady import LEVELS, Level, steady_window
@@ -49,6 +50,7 @@ def summarise(run: RunData) -> Summary:
         cautions=run_cautions(run, integrity, comparisons),
         failures=failures(run),
         void=void,
+        splits=split_acceptance(run),
     )
 
 
@@ -83,7 +85,7 @@ def _cell_summary(
     cell = data.cell
     acceptance: Acceptance | None = None
     if cell.variant == "speculative":
-        acceptance = acceptance_of(sources_of(data))
+        acceptance = cell_acceptance(data)
     own = metrics[cell.cell_id]
     return CellSummary(
         cell_id=cell.cell_id,

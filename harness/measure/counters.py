@@ -10,23 +10,27 @@ import httpx
 from engines.base import Adapter, SpecCounters
 from harness.errors import one_line
 from harness.measure.fetch import FetchError, fetch
-from harness.records import DraftCounts, EngineCounters
+from harness.records import CounterProblem, DraftCounts, EngineCounters
 
 SETTLE_S = 5.0
 POLL_S = 0.15
 TIMEOUT_S = 5.0
+RESTART_S = 0.5
+"""Start times of one process, or of one counter, that differ by more are of two."""
 
 
 class CounterReader:
     """Reads one server's counters. Never raises: counters that cannot be read are None.
 
-    `http` reaches the server, and is closed with the reader.
+    `http` reaches the server, and is closed with the reader. `failure` says why the last reading
+    brought nothing though the server may publish counters; None: it came, or there are none.
     """
 
     def __init__(self, adapter: Adapter, base_url: str, http: httpx.Client) -> None:
         self._adapter = adapter
         self._url = f"{base_url}{adapter.metrics_path}" if adapter.metrics_path else None
         self._http = http
+        self.failure: str | None = None
 
     def close(self) -> None:
         """Close the connection kept alive."""
@@ -34,21 +38,31 @@ class CounterReader:
 
     def read(self) -> SpecCounters | None:
         """The counters now, or None where the server publishes none."""
+        self.failure = None
         if self._url is None:
             return None
         try:
             status, body = fetch(self._http, self._url, deadline_s=TIMEOUT_S)
-            return (
-                self._adapter.counters(body.decode("utf-8", "replace")) if status == 200 else None
-            )
-        except (FetchError, LookupError, TypeError, ValueError, ArithmeticError):
+            if status != 200:
+                # 404: the server has no such page; anything else may pass
+                self.failure = None if status in (404, 405) else f"HTTP {status}"
+                return None
+            return self._adapter.counters(body.decode("utf-8", "replace"))
+        except FetchError as error:
+            self.failure = one_line(str(error))
+            return None
+        except (LookupError, TypeError, ValueError, ArithmeticError):
             return None
 
     def settled(self, deadline_s: float = SETTLE_S) -> tuple[SpecCounters | None, bool]:
-        """Read until nothing runs and two readings agree; False where that did not come about."""
+        """Read until nothing runs and two readings agree; False where that did not come about.
+
+        A reading that fails is tried again until the deadline. If the last one failed the answer
+        is None: earlier ones may have been taken before the server had counted everything.
+        """
         end = time.monotonic() + deadline_s
         last = self.read()
-        while last is not None and time.monotonic() < end:
+        while (last is not None or self.failure is not None) and time.monotonic() < end:
             time.sleep(POLL_S)
             now = self.read()
             idle = now is not None and not now.running and not now.waiting
@@ -64,38 +78,98 @@ def difference(
     settled: bool,
     *,
     cut_short: str | None = None,
+    settled_before: bool = True,
+    unread: tuple[str | None, str | None] = (None, None),
 ) -> EngineCounters:
     """What was counted in the window. A counter that ran backwards voids the difference.
 
-    `cut_short` says why the load was given up, such as the engine's death, where it was.
+    `cut_short` says why the load was given up, such as the engine's death, where it was; `unread`
+    why the readings before and after failed, where they did.
     """
-    note: str | None = None
-    delta: DraftCounts | None = None
-    tokens: int | None = None
-    if after is None and cut_short is not None:
-        note = f"they were not read again, as the load was cut short: {one_line(cut_short)}"
-    elif before is None or after is None:
-        note = "the server publishes no counters, or they could not be read"
-    elif _ran_backwards(before, after):
-        note = "a counter ran backwards: the server was restarted or reset within the window"
-    else:
-        tokens = _less(after.generation_tokens, before.generation_tokens)
-        delta = _drafts(before, after)
-        if not settled:
-            note = "the counters were still moving when they were read"
+    found = _problem(before, after, cut_short, unread)
+    problem, note = found or (None, None)
+    whole = found is None and before is not None and after is not None
+    if whole and not settled:
+        note = "the counters were still moving when they were read"
+    elif whole and not settled_before:
+        note = "the counters were still moving when the window began"
     return EngineCounters(
         before=None if before is None else asdict(before),
         after=None if after is None else asdict(after),
-        delta=delta,
-        generation_tokens=tokens,
+        delta=_drafts(before, after) if before and after and whole else None,
+        generation_tokens=_grown(before, after, "generation_tokens") if whole else None,
         settled=settled,
         note=note,
+        problem=problem,
+        settled_before=settled_before,
+        requests_finished=_grown(before, after, "requests_finished") if whole else None,
     )
+
+
+def _problem(
+    before: SpecCounters | None,
+    after: SpecCounters | None,
+    cut_short: str | None,
+    unread: tuple[str | None, str | None],
+) -> tuple[CounterProblem, str] | None:
+    """Why the two readings have no difference, or None where they have one."""
+    if after is None and cut_short is not None:
+        why = one_line(cut_short)
+        return "cut_short", f"they were not read again, as the load was cut short: {why}"
+    if before is None or after is None:
+        missing = [
+            f"{when} the load ({why or 'no counters on the page'})"
+            for when, found, why in zip(("before", "after"), (before, after), unread, strict=True)
+            if found is None
+        ]
+        if not any(unread) and before is after:
+            return "unpublished", "the server publishes no counters, or they could not be read"
+        return "unread", f"they could not be read {' and '.join(missing)}"
+    restarted = _restarted(before, after)
+    if restarted is not None:
+        return "reset", f"{restarted}: the server was restarted or reset within the window"
+    lost = [r.rank for r in before.ranks if r.rank not in {a.rank for a in after.ranks}]
+    if lost:
+        return "rank_missing", (
+            f"{len(lost)} of {len(before.ranks)} ranks read before the load are missing after it "
+            f"({', '.join(lost[:8])})"
+        )
+    backwards = _ran_backwards(before, after)
+    if backwards is not None:
+        return "reset", (
+            f"a counter ran backwards ({backwards}): the server was restarted or reset within "
+            "the window"
+        )
+    return None
+
+
+def _restarted(before: SpecCounters, after: SpecCounters) -> str | None:
+    """What shows that the counters after are not those before gone on, or None."""
+    old, new = before.process_start_s, after.process_start_s
+    if old is not None and new is not None and abs(new - old) > RESTART_S:
+        return f"the server's process began {new - old:+.0f} s from the one read before"
+    ranks = {r.rank: r for r in before.ranks}
+    for rank in after.ranks:
+        was = ranks.get(rank.rank)
+        if was is None:
+            continue
+        made, anew = was.created_s, rank.created_s
+        if made is not None and anew is not None and abs(anew - made) > RESTART_S:
+            return f"the counters of {rank.rank} were made anew"
+        for name in ("drafts", "accepted", "generation_tokens"):
+            then, now = getattr(was, name), getattr(rank, name)
+            if then is not None and (now is None or now < then):
+                return f"{name} of {rank.rank} ran backwards, from {then} to {now}"
+    return None
 
 
 def _less(after: int | None, before: int | None) -> int | None:
     """`after - before`; a counter that appeared in the window began at zero."""
     return None if after is None else after - (before or 0)
+
+
+def _grown(before: SpecCounters | None, after: SpecCounters | None, name: str) -> int | None:
+    return _less(getattr(after, name), getattr(before, name))
 
 
 def _drafts(before: SpecCounters, after: SpecCounters) -> DraftCounts | None:
@@ -112,15 +186,17 @@ def _drafts(before: SpecCounters, after: SpecCounters) -> DraftCounts | None:
         drafted=_less(after.drafted, before.drafted),
         accepted=accepted,
         per_position=positions,
+        past_end=_less(after.accepted_past_end, before.accepted_past_end),
     )
 
 
-def _ran_backwards(before: SpecCounters, after: SpecCounters) -> bool:
-    pairs = [
-        (before.drafts, after.drafts),
-        (before.drafted, after.drafted),
-        (before.accepted, after.accepted),
-        (before.generation_tokens, after.generation_tokens),
-        (before.requests_finished, after.requests_finished),
-    ]
-    return any(b is not None and (a is None or a < b) for b, a in pairs)
+COUNTED = ("drafts", "drafted", "accepted", "generation_tokens", "requests_finished")
+
+
+def _ran_backwards(before: SpecCounters, after: SpecCounters) -> str | None:
+    """The first counter that is smaller after than before, with both its values."""
+    for name in COUNTED:
+        then, now = getattr(before, name), getattr(after, name)
+        if then is not None and (now is None or now < then):
+            return f"{name} from {then} to {now}"
+    return None

@@ -317,6 +317,7 @@ def pool(counts: Sequence[DraftCounts | None]) -> DraftCounts | None:
         drafted=_all_or_none([c.drafted for c in known]),
         accepted=sum(c.accepted for c in known),
         per_position=positions,
+        past_end=_all_or_none([c.past_end for c in known]),
     )
 
 

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from harness.records import (
 T = TypeVar("T")
 MANIFEST = "manifest.json"
 SUMMARY = "summary.json"
+PROFILE = "speculation_profile.json"
 REQUESTS = "requests.parquet"
 COUNTERS = "counters.json"
 TIMELINE = "timeline.json"
@@ -113,6 +114,21 @@ class RunFolder:
     def write_summary(self, summary: Summary) -> None:
         """The last but the report."""
         write_atomic(self.path / SUMMARY, to_json(summary))
+
+    def write_profiles(self, profiles: Mapping[str, Any]) -> None:
+        """Each engine's `speculation_profile.json`; of several engines the later ones' are named.
+
+        Those of an earlier analysis that this one no longer makes are removed.
+        """
+        paths = {
+            self.path / (PROFILE if i == 0 else PROFILE.replace(".", f"-{engine}.")): profile
+            for i, (engine, profile) in enumerate(profiles.items())
+        }
+        for old in self.path.glob(PROFILE.replace(".", "*.")):
+            if old not in paths:
+                old.unlink()
+        for path, profile in paths.items():
+            write_atomic(path, to_json(profile))
 
     def manifest(self) -> Manifest:
         """Raises `UsageError` where there is none."""
@@ -222,6 +238,8 @@ def _schema() -> Any:
             ("drafted", pa.int64()),
             ("accepted", pa.int64()),
             ("per_position", ints),
+            ("past_end", pa.int64()),
+            ("steps", ints),
         ]
     )
     kinds = {

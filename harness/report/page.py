@@ -18,6 +18,7 @@ from harness.records import (
     Manifest,
 )
 from harness.report import view, words
+from harness.report.acceptance import acceptance_tables
 from harness.report.run_data import RunData
 from harness.report.style import Plot
 from harness.report.tables import (
@@ -54,6 +55,11 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("gap between chunks", "one verify step with speculation, which may bring several tokens"),
     ("acceptance rate", "accepted draft tokens by drafted tokens, counts pooled"),
     ("acceptance length", "tokens a verify step yields: 1 + accepted by drafts"),
+    (
+        "mean over requests",
+        "each request's own figure, averaged: a short answer weighs as much as a long one; the "
+        "pooled figure weighs each verify step alike",
+    ),
     (
         "accepted, by position",
         "drafts accepted at least to that position, by drafts; positions count from 0",
@@ -161,7 +167,10 @@ def make_page(run: RunData, plots: list[Plot]) -> Page:
         sections=sections,
         failures=failures,
         cautions=cautions,
-        groups=[_group(group, void=void) for group in groups],
+        groups=[
+            {**_group(group, void=void), "acceptance": acceptance_tables(summary, group)}
+            for group in groups
+        ],
         overview_columns=OVERVIEW_COLUMNS,
         overview=[_overview_row(g, void=void) for g in groups] if len(groups) > 1 else [],
         pooled=f"{how_pooled(groups)} {window_rules(groups)}".strip(),

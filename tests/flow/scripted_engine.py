@@ -2,10 +2,15 @@
 
 python scripted_engine.py PORT_FILE [--drafts K] [--no-metrics] [--die-after N] [--step-ms MS]
     [--wrong-every N] [--refuse STATUS] [--slots N] [--refuse-above N]
+    [--lie KIND] [--lie-from N]
 
 It answers 12 tokens a request, one a step; with --drafts every step carries three (two drafts of
 K accepted, and the bonus). With --slots it answers as many at once, the others wait; with
---refuse-above it refuses a request that finds as many running. Its counters are vLLM's.
+--refuse-above it refuses a request that finds as many running. Its counters are vLLM's, and right
+unless it is asked to lie, from request N on: `rank-missing` (two ranks serve in turn, the second's
+series vanish), `reset` (all begin at zero again, once), `other-traffic` (as if a second client
+asked the same), `bonus` (the target's own token of each step counted as accepted), `scrape-fails`
+(the page answers 500).
 """
 
 from __future__ import annotations
@@ -19,12 +24,20 @@ from pathlib import Path
 TOKENS = 12
 
 
+class Rank:
+    """What one data-parallel rank counted."""
+
+    def __init__(self) -> None:
+        self.requests = self.drafts = self.tokens = 0
+
+
 class Engine:
     """Serves, and counts what it served."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.requests = self.drafts = self.tokens = self.running = 0
+        self.requests = self.running = 0
+        self.ranks = [Rank() for _ in range(1 + (options.lie == "rank-missing"))]
         self.slots = asyncio.Semaphore(options.slots)
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,6 +53,8 @@ class Engine:
     async def answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "/v1/models":
             self.whole(writer, json.dumps({"data": [{"id": "scripted"}]}))
+        elif path == "/metrics" and self.lies("scrape-fails"):
+            self.whole(writer, "internal error", "text/plain", status=500)
         elif path == "/metrics" and not self.options.no_metrics:
             self.whole(writer, self.metrics(), "text/plain")
         elif path == "/v1/chat/completions":
@@ -59,20 +74,30 @@ class Engine:
         head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(text)}\r\n\r\n"
         writer.write((head + text).encode())
 
+    def lies(self, kind: str) -> bool:
+        return self.options.lie == kind and self.requests >= self.options.lie_from
+
     def metrics(self) -> str:
-        lines = [f"vllm:generation_tokens_total {self.tokens}"]
-        lines += [f"vllm:request_success_total {self.requests}"]
-        lines += [f"vllm:num_requests_running {self.running}", "vllm:num_requests_waiting 0"]
-        if self.options.drafts:
-            lines += [f"vllm:spec_decode_num_drafts_total {self.drafts}"]
-            lines += [
-                f"vllm:spec_decode_num_draft_tokens_total {self.drafts * self.options.drafts}"
-            ]
-            lines += [f"vllm:spec_decode_num_accepted_tokens_total {self.drafts * 2}"]
-            for position in range(self.options.drafts):
-                name = f'num_accepted_tokens_per_pos_total{{position="{position}"}}'
-                lines.append(f"vllm:spec_decode_{name} {self.drafts * (position < 2)}")
+        shown = self.ranks[:1] if self.lies("rank-missing") else self.ranks
+        lines = ["vllm:num_requests_waiting 0", f"vllm:num_requests_running {self.running}"]
+        for number, rank in enumerate(shown):
+            lines += self.series(f'engine="{number}"', rank)
         return "\n".join(lines) + "\n"
+
+    def series(self, label: str, rank: Rank) -> list[str]:
+        counts = {"generation_tokens": rank.tokens, "request_success": rank.requests}
+        k = self.options.drafts
+        if k:
+            own = rank.drafts if self.lies("bonus") else 0
+            counts["spec_decode_num_drafts"] = rank.drafts
+            counts["spec_decode_num_draft_tokens"] = rank.drafts * k
+            counts["spec_decode_num_accepted_tokens"] = rank.drafts * 2 + own
+        lines = [f"vllm:{name}_total{{{label}}} {n}" for name, n in counts.items()]
+        per_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        for position in range(k):
+            accepted = rank.drafts * (position < 2 + self.lies("bonus"))
+            lines.append(f'{per_position}{{{label},position="{position}"}} {accepted}')
+        return lines
 
     async def generate(self, asked: dict[str, object], writer: asyncio.StreamWriter) -> None:
         if self.options.refuse:
@@ -82,6 +107,9 @@ class Engine:
             self.whole(writer, '{"error": {"message": "overloaded"}}', status=503)
             return
         self.requests += 1
+        if self.options.lie == "reset" and self.requests == self.options.lie_from:
+            self.ranks = [Rank()]
+        rank = self.ranks[self.requests % len(self.ranks)]
         self.running += 1
         kind = "content-type: text/event-stream\r\ntransfer-encoding: chunked"
         writer.write(f"HTTP/1.1 200 OK\r\n{kind}\r\n\r\n".encode())
@@ -93,13 +121,15 @@ class Engine:
             await asyncio.sleep(self.options.step_ms / 1000)
             step = 3 if self.options.drafts and sent else 1
             step = min(step, TOKENS - sent)
-            self.drafts += bool(self.options.drafts and sent)
+            times = 2 if self.lies("other-traffic") else 1
+            rank.drafts += times * bool(self.options.drafts and sent)
             ids = list(range(sent, sent + step))
             if wrong and 5 in ids:
                 ids[ids.index(5)] = 99
             sent += step
             self.event(writer, ids, sent)
-        self.tokens += TOKENS
+        rank.tokens += times * TOKENS
+        rank.requests += times
         self.running -= 1
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
@@ -123,6 +153,8 @@ async def main() -> None:
     parser.add_argument("--refuse", type=int, default=0)
     parser.add_argument("--refuse-above", type=int, default=10_000)
     parser.add_argument("--slots", type=int, default=10_000)
+    parser.add_argument("--lie", default="")
+    parser.add_argument("--lie-from", type=int, default=1)
     options = parser.parse_args()
     server = await asyncio.start_server(Engine(options).connection, "127.0.0.1", 0)
     ready = options.port_file.with_suffix(".new")

@@ -94,10 +94,55 @@ def test_two_servers_are_compared(start: Start, prompts: Path, tmp_path: Path) -
     assert all(c["ratio"] > 1 and c["pairs"] == 3 for c in speeds)
     for name in ("manifest.json", "report.html"):
         assert (folder / name).stat().st_size > 0
+    lies = {c["code"] for cell in summary["cells"] for c in cell["cautions"]}
+    assert not lies & {kind for _, _, _, kind, _ in LIES}
+    assert "acceptance_sources_disagree" not in lies
+    profile = json.loads((folder / "speculation_profile.json").read_text())
+    assert profile["num_speculative_tokens"] == 3
+    assert profile["marginal_accept_rates"] == [1.0, 1.0, 0.0]
     for cell in summary["cells"]:
         assert (folder / "cells" / cell["cell_id"] / "requests.parquet").exists()
     assert "tok" in done.stdout
     assert "concurrency 2" in done.stderr
+
+
+# 1 request of the warm-up, then cells of 4: at concurrency 1 requests 2 to 5, at 2 requests 6 to 9.
+LIES = [
+    (
+        "rank-missing",
+        4,
+        0,
+        "counters_rank_missing",
+        "1 of 2 ranks read before the load are missing",
+    ),
+    (
+        "rank-missing",
+        4,
+        1,
+        "counters_short",
+        "server counted 24 output tokens in the window, but 48",
+    ),
+    ("reset", 8, 1, "counters_reset", "ran backwards, from 20 to 8"),
+    ("other-traffic", 1, 0, "other_traffic", "8 finished requests, this client sent 4"),
+    ("bonus", 1, 0, "counters_count_bonus", "48 draft tokens are told as accepted in 16 drafts"),
+    ("scrape-fails", 4, 0, "counters_unread", "after the load (HTTP 500)"),
+]
+
+
+@pytest.mark.parametrize(("lie", "begin", "at", "code", "said"), LIES)
+def test_counters_that_lie_are_caught(
+    lie: str, begin: int, at: int, code: str, said: str,
+    start: Start, prompts: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    url = start("--drafts", "3", "--lie", lie, "--lie-from", str(begin))
+    more = ["--variants", "speculative", "--set", "compare.blocks=1"]
+    done, summary, _ = run_against(tmp_path, prompts, [url], *more)
+    assert done.returncode == 0, done.stderr
+    found = {c["code"]: c["text"] for c in summary["cells"][at]["cautions"]}
+    kinds = {kind for _, _, _, kind, _ in LIES}
+    assert kinds & set(found) == {code}, found
+    assert said in found[code]
+    assert summary["cells"][at]["acceptance"]["source"] == "client"
 
 
 def test_a_wrong_token_is_found(start: Start, prompts: Path, tmp_path: Path) -> None:

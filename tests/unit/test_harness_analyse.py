@@ -9,8 +9,9 @@ from harness_records import C1, cell, counters, failed, request, run_of, scaled,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analyse.acceptance import acceptance_of, disagreements, sources_of
+from harness.analyse.acceptance import acceptance_of, sources_of
 from harness.analyse.integrity import compare_outputs
+from harness.analyse.reconcile import disagreements
 from harness.analyse.statistics import paired_ratio, sign_test, t_quantile, verdict
 from harness.analyse.summary import summarise
 from harness.measure.store import to_json

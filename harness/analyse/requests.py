@@ -1,0 +1,166 @@
+"""Each request's own counts of draft tokens as columns, from the engine or from the client.
+
+Everything about acceptance that has an interval or a split is computed from these columns; one
+row is one request that was answered whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from harness.measure.metrics import LONGEST_STEP
+from harness.records import DraftCounts, RequestRecord
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Counts = NDArray
+
+NOTHING = DraftCounts(drafts=0, drafted=0, accepted=0, per_position=())
+
+
+def own_counts(r: RequestRecord) -> DraftCounts | None:
+    """What the engine told of a request; an answer of one token had no verify step to tell of."""
+    if r.acceptance is None and r.output_tokens is not None and r.output_tokens <= 1:
+        return NOTHING
+    return r.acceptance
+
+
+def cut_tokens(r: RequestRecord) -> int | None:
+    """Tokens of a request's last verify step that were cut off at its end.
+
+    The prefill gives the first token and a step one more than it accepted, so that the steps made
+    drafts + accepted tokens and the answer holds output_tokens - 1 of them. None where that does
+    not come out: a count is missing, steps were made without a draft, or counts go on past the end.
+    """
+    counts = own_counts(r)
+    if counts is None or r.output_tokens is None or r.output_tokens < 1:
+        return None
+    cut = counts.drafts + counts.accepted - (r.output_tokens - 1)
+    return cut if 0 <= cut <= drafted_a_step(counts) else None
+
+
+def past_end(r: RequestRecord) -> int | None:
+    """Accepted draft tokens behind a request's end: told by the engine, or from what was cut.
+
+    What is cut off first is the step's bonus token, which is no draft token.
+    """
+    counts = own_counts(r)
+    if counts is not None and counts.past_end is not None:
+        return counts.past_end
+    cut = cut_tokens(r)
+    return None if cut is None else max(0, cut - 1)
+
+
+def drafted_a_step(counts: DraftCounts) -> int:
+    """k: draft tokens a verify step, as the counts tell; 0 where they do not."""
+    if counts.drafted and counts.drafts:
+        return round(counts.drafted / counts.drafts)
+    return len(counts.per_position or ())
+
+
+class Columns(msgspec.Struct, frozen=True, kw_only=True):
+    """One row a request. `positions[:, i]`: steps that accepted at least to i; None: not told.
+
+    `cluster` numbers the prompts from 0: requests of one prompt are one cluster. `output` is
+    `accepted` without what stood behind the end, -1 where that is not known.
+    """
+
+    source: Literal["per_request", "client"]
+    drafts: Counts
+    accepted: Counts
+    drafted: Counts | None
+    positions: Counts | None
+    output: Counts
+    cluster: Counts
+
+    def summed(self, values: Counts) -> Counts:
+        """`values` of each request, added up for each cluster."""
+        import numpy as np
+
+        return np.bincount(self.cluster, weights=values, minlength=int(self.cluster.max()) + 1)
+
+
+def columns(records: Sequence[RequestRecord]) -> Columns | None:
+    """The engine's figures where it told them of every request, else the client's, else None."""
+    if not records:
+        return None
+    told = [own_counts(r) for r in records]
+    known = [c for c in told if c is not None]
+    if len(known) == len(told) and any(c.drafts for c in known):
+        return _engine(records, known)
+    return _client(records)
+
+
+def clusters(records: Sequence[RequestRecord]) -> Counts:
+    """Each request's cluster: its prompt's, or its conversation's."""
+    import numpy as np
+
+    numbers: dict[str, int] = {}
+    names = (r.conversation or r.prompt_id for r in records)
+    rows = (numbers.setdefault(name, len(numbers)) for name in names)
+    return np.fromiter(rows, dtype=np.int64, count=len(records))
+
+
+def _engine(records: Sequence[RequestRecord], told: list[DraftCounts]) -> Columns:
+    import numpy as np
+
+    def column(values: Sequence[int]) -> Counts:
+        return np.asarray(values, dtype=np.int64)
+
+    longest = max(len(c.per_position or ()) for c in told)
+    positions = None
+    if all(c.per_position is not None or not c.drafts for c in told):
+        rows = [tuple(c.per_position or ()) + (0,) * longest for c in told]
+        positions = column([n for row in rows for n in row[:longest]]).reshape(-1, longest)
+    ends = [past_end(r) for r in records]
+    accepted = column([c.accepted for c in told])
+    return Columns(
+        source="per_request",
+        drafts=column([c.drafts for c in told]),
+        accepted=accepted,
+        drafted=(
+            column([c.drafted or 0 for c in told])
+            if all(c.drafted is not None for c in told)
+            else None
+        ),
+        positions=positions,
+        output=np.where(
+            [e is not None for e in ends], accepted - column([e or 0 for e in ends]), -1
+        ),
+        cluster=clusters(records),
+    )
+
+
+def _client(records: Sequence[RequestRecord]) -> Columns | None:
+    """Every chunk after a request's first taken as a verify step."""
+    import numpy as np
+
+    if any(r.chunk_tokens is None for r in records):
+        return None
+    n = len(records)
+    sizes = np.fromiter((max(0, len(r.chunk_tokens or ()) - 1) for r in records), np.int64, n)
+    steps = np.fromiter(
+        chain.from_iterable((r.chunk_tokens or ())[1:] for r in records),
+        np.int64,
+        int(sizes.sum()),
+    )
+    if not len(steps) or int(steps.max()) > LONGEST_STEP:
+        return None  # chunks of another making than verify steps
+    row = np.repeat(np.arange(n), sizes)
+    accepted = np.bincount(row, weights=steps - 1, minlength=n).astype(np.int64)
+    longest = int(steps.max()) - 1
+    at_least = [np.bincount(row[steps > i + 1], minlength=n) for i in range(longest)]
+    return Columns(
+        source="client",
+        drafts=sizes,
+        accepted=accepted,
+        drafted=None,
+        positions=np.stack(at_least, axis=1) if at_least else np.zeros((n, 0), np.int64),
+        output=accepted,
+        cluster=clusters(records),
+    )

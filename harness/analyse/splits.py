@@ -1,0 +1,304 @@
+"""Acceptance by category, by place in the output, by thinking, by request and over the run.
+
+Each split is pooled over an engine's speculative cells at one load. The verify steps are the
+engine's own where it told every one, else the client's chunks after each answer's first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from harness.analyse.acceptance import estimates, merged_chunks
+from harness.analyse.data import CellData, RunData
+from harness.analyse.ratio import ratio
+from harness.analyse.requests import Columns, clusters, columns, drafted_a_step, past_end
+from harness.measure.metrics import LONGEST_STEP, window_ns
+from harness.records import (
+    AcceptanceSplits,
+    Estimate,
+    LoadPoint,
+    RequestRecord,
+    Split,
+    SplitPart,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Counts = NDArray
+
+QUARTERS = ("first quarter", "second quarter", "third quarter", "last quarter")
+RANGES = (0, 16, 64, 256, 1024, 4096)
+"""Where ranges of output tokens begin."""
+SHOWN = 5
+LEAST_STEPS = 8
+"""A request of fewer steps is neither the best nor the worst: its figure is chance."""
+
+
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
+    """Every verify step of some requests, one element a step.
+
+    `row` is its request, `token` the output tokens before it, `arrived_ns` when its chunk came (the
+    engine's own steps: None, as several may have come in one chunk).
+    """
+
+    source: Literal["per_request", "client"]
+    row: Counts
+    token: Counts
+    accepted: Counts
+    arrived_ns: Counts | None
+
+
+def split_acceptance(run: RunData) -> tuple[AcceptanceSplits, ...]:
+    """For each engine and load with a speculative cell that tells of verify steps."""
+    found = []
+    for engine in run.engines():
+        for load in run.loads(engine):
+            cells = [c for c in run.select(engine, "speculative", load) if c.ok]
+            if cells:
+                found.append(_split(engine, load, cells))
+    return tuple(s for s in found if s.estimates is not None)
+
+
+def _split(engine: str, load: LoadPoint, cells: list[CellData]) -> AcceptanceSplits:
+    records = [r for c in cells for r in c.ok]
+    own = columns(records)
+    splits: list[Split | None] = []
+    if own is not None:
+        splits += [by_category(records, own), by_request(records, own)]
+    steps = steps_of(records)
+    if steps is not None:
+        splits += [by_tokens(records, steps), by_quarter(records, steps)]
+        splits.append(by_thinking(records, steps))
+    splits.append(over_time(cells))
+    return AcceptanceSplits(
+        engine=engine,
+        load=load,
+        k=k_of(records),
+        estimates=estimates(records),
+        merged=merged_chunks(cells),
+        splits=tuple(s for s in splits if s is not None and len(s.parts) > 1),
+    )
+
+
+def k_of(records: Sequence[RequestRecord]) -> int | None:
+    """Draft tokens a verify step, as the requests' own figures tell; None where they do not."""
+    told = [drafted_a_step(r.acceptance) for r in records if r.acceptance and r.acceptance.drafts]
+    return max(told, default=0) or None
+
+
+def steps_of(records: Sequence[RequestRecord]) -> Steps | None:
+    """The engine's own steps where it told those of every request, else the client's."""
+    silent = [r for r in records if (r.output_tokens or 2) > 1]
+    if silent and all(r.acceptance is not None and r.acceptance.steps is not None for r in silent):
+        return _engine_steps(records)
+    return client_steps(records)
+
+
+def _engine_steps(records: Sequence[RequestRecord]) -> Steps:
+    """Of the last step the tokens behind the answer's end are left out, where they are known."""
+    steps = [list(r.acceptance.steps or ()) if r.acceptance is not None else [] for r in records]
+    for r, own in zip(records, steps, strict=True):
+        if own:
+            own[-1] = max(0, own[-1] - (past_end(r) or 0))
+    return _columns("per_request", steps, [1] * len(records))
+
+
+def client_steps(records: Sequence[RequestRecord]) -> Steps | None:
+    """Every chunk after a request's first; None where the server told no tokens a chunk."""
+    import numpy as np
+
+    if not records or any(r.chunk_tokens is None for r in records):
+        return None
+    steps = [[t - 1 for t in (r.chunk_tokens or ())[1:]] for r in records]
+    found = _columns("client", steps, [(r.chunk_tokens or (1,))[0] for r in records])
+    if not len(found.row) or int(found.accepted.max()) >= LONGEST_STEP:
+        return None
+    times = chain.from_iterable(
+        r.chunk_ns[1 : len(r.chunk_tokens or ())] for r in records if r.chunk_tokens
+    )
+    arrived = np.fromiter(times, np.int64)
+    if len(arrived) != len(found.row):
+        return None
+    return msgspec.structs.replace(found, arrived_ns=arrived)
+
+
+def _columns(
+    source: Literal["per_request", "client"], steps: list[list[int]], first: list[int]
+) -> Steps:
+    """`first` is how many tokens each answer began with, before its first verify step."""
+    import numpy as np
+
+    sizes = np.asarray([len(s) for s in steps], np.int64)
+    accepted = np.fromiter(chain.from_iterable(steps), np.int64, int(sizes.sum()))
+    row = np.repeat(np.arange(len(steps)), sizes)
+    made = np.cumsum(accepted + 1) - (accepted + 1)  # before each step, over all requests
+    began = np.cumsum(sizes) - sizes
+    start = made[np.minimum(began, max(0, len(made) - 1))] if len(made) else began
+    token = made - start[row] + np.asarray(first, np.int64)[row]
+    return Steps(source=source, row=row, token=token, accepted=accepted, arrived_ns=None)
+
+
+def by_category(records: Sequence[RequestRecord], own: Columns) -> Split | None:
+    """By the prompts' category; requests without one are a part of their own."""
+    import numpy as np
+
+    names = [r.category or "no category" for r in records]
+    parts = []
+    for name in sorted(set(names)):
+        mine = np.asarray([n == name for n in names])
+        parts.append(_request_part(name, own, mine))
+    return Split(by="category", source=own.source, parts=tuple(p for p in parts if p.drafts))
+
+
+def _request_part(name: str, own: Columns, mine: Counts) -> SplitPart:
+    import numpy as np
+
+    y, x = own.summed(np.where(mine, own.accepted, 0)), own.summed(np.where(mine, own.drafts, 0))
+    return SplitPart(
+        name=name,
+        requests=int((mine & (own.drafts > 0)).sum()),
+        drafts=int(x.sum()),
+        accepted=int(y.sum()),
+        length=_length(y, x),
+    )
+
+
+def _length(accepted: Counts, drafts: Counts) -> Estimate:
+    has = drafts > 0
+    return ratio(accepted[has], drafts[has], offset=1)
+
+
+def by_request(records: Sequence[RequestRecord], own: Columns) -> Split | None:
+    """The prompts of the lowest and of the highest acceptance length, all their requests pooled."""
+    import numpy as np
+
+    names = list(dict.fromkeys(r.conversation or r.prompt_id for r in records))
+    drafts, accepted = own.summed(own.drafts), own.summed(own.accepted)
+    with_steps = np.bincount(own.cluster, weights=own.drafts > 0, minlength=len(names))
+    enough = np.flatnonzero(drafts >= LEAST_STEPS)
+    if len(enough) < 2:
+        return None
+    order = enough[np.argsort(accepted[enough] / drafts[enough], kind="stable")]
+    few = min(SHOWN, len(order) // 2)
+    chosen = [*order[:few], *order[-few:]]
+    return Split(
+        by="request",
+        source=own.source,
+        parts=tuple(
+            SplitPart(
+                name=names[i],
+                requests=int(with_steps[i]),
+                drafts=int(drafts[i]),
+                accepted=int(accepted[i]),
+                length=Estimate(value=float(1 + accepted[i] / drafts[i])),
+            )
+            for i in chosen
+        ),
+    )
+
+
+def by_tokens(records: Sequence[RequestRecord], steps: Steps) -> Split:
+    """By how many output tokens came before the step."""
+    import numpy as np
+
+    part = np.searchsorted(RANGES, steps.token, side="right") - 1
+    ends = [f"to {end - 1}" for end in RANGES[1:]]
+    names = [f"tokens {a} {b}" for a, b in zip(RANGES, [*ends, "and later"], strict=True)]
+    return _step_split("output_tokens", records, steps, part, names)
+
+
+def by_quarter(records: Sequence[RequestRecord], steps: Steps) -> Split | None:
+    """By the share of its own output that came before the step."""
+    import numpy as np
+
+    tokens = np.asarray([r.output_tokens or 0 for r in records], np.int64)
+    if not (tokens[steps.row] > 0).all():
+        return None
+    part = np.clip(4 * steps.token // tokens[steps.row], 0, 3)
+    return _step_split("output_quarter", records, steps, part, QUARTERS)
+
+
+def by_thinking(records: Sequence[RequestRecord], steps: Steps) -> Split | None:
+    """Inside and after the thinking part, of the answers that have one.
+
+    The step that brought the first of the answer proper counts as after it.
+    """
+    import numpy as np
+
+    before = [_tokens_thought(r) for r in records]
+    if all(b is None for b in before):
+        return None
+    thought = np.asarray([-1 if b is None else b for b in before], np.int64)[steps.row]
+    part = np.where(thought < 0, -1, (steps.token >= thought).astype(np.int64))
+    return _step_split("thinking", records, steps, part, ("inside the thinking", "after it"))
+
+
+def _tokens_thought(r: RequestRecord) -> int | None:
+    """Output tokens that came before the answer proper; None where there is no thinking part."""
+    if r.first_reasoning_ns is None or r.chunk_tokens is None:
+        return None
+    if r.first_answer_ns is None:
+        return sum(r.chunk_tokens)
+    return sum(
+        tokens
+        for tokens, at in zip(r.chunk_tokens, r.chunk_ns, strict=False)
+        if at < r.first_answer_ns
+    )
+
+
+def over_time(cells: Sequence[CellData]) -> Split | None:
+    """By the quarter of its cell's measured phase in which the step's chunk arrived.
+
+    The client's chunks are taken: the engine's steps have no time. Blocks are laid over each other.
+    """
+    import numpy as np
+
+    records = [r for c in cells for r in c.ok]
+    steps = client_steps(records)
+    if steps is None or steps.arrived_ns is None:
+        return None
+    begins, lengths = [], []
+    for c in cells:
+        begin, end = window_ns(c.records)
+        begins += [begin or 0] * len(c.ok)
+        lengths += [max(1, (end or 1) - (begin or 0))] * len(c.ok)
+    since = steps.arrived_ns - np.asarray(begins, np.int64)[steps.row]
+    part = np.clip(4 * since // np.asarray(lengths, np.int64)[steps.row], 0, 3)
+    return _step_split("run_time", records, steps, part, QUARTERS)
+
+
+def _step_split(
+    by: Literal["output_tokens", "output_quarter", "thinking", "run_time"],
+    records: Sequence[RequestRecord],
+    steps: Steps,
+    part: Counts,
+    names: Sequence[str],
+) -> Split:
+    """The steps' parts, numbered from 0 (-1: of none), those without a step left out."""
+    import numpy as np
+
+    cluster = clusters(records)[steps.row]
+    many = int(cluster.max()) + 1 if len(cluster) else 1
+    sums: Callable[[Counts, Counts], Counts] = lambda at, what: np.bincount(  # noqa: E731
+        cluster[at], weights=what[at], minlength=many
+    )
+    parts = []
+    for number, name in enumerate(names):
+        at = part == number
+        if at.any():
+            y, x = sums(at, steps.accepted), sums(at, np.ones(len(part)))
+            parts.append(
+                SplitPart(
+                    name=name,
+                    requests=len(np.unique(steps.row[at])),
+                    drafts=int(x.sum()),
+                    accepted=int(y.sum()),
+                    length=_length(y, x),
+                )
+            )
+    return Split(by=by, source=steps.source, parts=tuple(parts))
