@@ -13,6 +13,7 @@ from harness.analyse.acceptance import acceptance_of, sources_of
 from harness.analyse.cautions import cell_cautions, run_cautions
 from harness.analyse.compare import compare
 from harness.analyse.data import CellData, PairKey, RunData, pairs
+from harness.analyse.estimates import estimates
 from harness.analyse.fidelity import client_bound
 from harness.analyse.integrity import compare_outputs
 from harness.measure.metrics import by_category, cell_metrics, dropped
@@ -22,6 +23,7 @@ from harness.records import (
     SCHEMA_VERSION,
     Acceptance,
     CellSummary,
+    DraftCounts,
     Integrity,
     Metrics,
     Summary,
@@ -37,6 +39,7 @@ def summarise(run: RunData) -> Summary:
     metrics = _metrics(run)
     integrity = _integrity(run)
     comparisons = compare(run, metrics)
+    cells = tuple(_cell_summary(run, c, metrics, integrity) for c in run.cells)
     void = void_reason(run)
     if void is not None:
         comparisons = [msgspec.structs.replace(c, verdict="undecided") for c in comparisons]
@@ -44,12 +47,18 @@ def summarise(run: RunData) -> Summary:
         schema_version=SCHEMA_VERSION,
         run_id=run.manifest.run_id,
         title=_title(run),
-        cells=tuple(_cell_summary(run, c, metrics, integrity) for c in run.cells),
+        cells=cells,
         comparisons=tuple(comparisons),
         cautions=run_cautions(run, integrity, comparisons),
         failures=failures(run),
         void=void,
+        estimates=tuple(estimates(run, metrics, _drafts(cells))),
     )
+
+
+def _drafts(cells: Sequence[CellSummary]) -> dict[str, DraftCounts | None]:
+    """The drafts of every speculative cell, as the source that it relies on counts them."""
+    return {c.cell_id: c.acceptance.sources.get(c.acceptance.source) for c in cells if c.acceptance}
 
 
 def _metrics(run: RunData) -> dict[str, Metrics]:
