@@ -55,11 +55,9 @@ class LogMean(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if self.error == 0:
             return 1.0 if self.mean == 0 else 0.0
-        at = abs(self.mean) / self.error
         if self.reference is None:
-            from scipy.special import stdtr
-
-            return float(2 * stdtr(self.units - 1, -at))
+            return t_p_value(self.mean, self.error, self.units - 1)
+        at = abs(self.mean) / self.error
         beyond = sum(value >= at for value in self.reference)
         return (beyond + 1) / (len(self.reference) + 1)
 
@@ -115,6 +113,15 @@ def t_quantile(probability: float, degrees: int) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))
+
+
+def t_p_value(value: float, error: float, degrees: int) -> float:
+    """Two-sided p-value of a value whose standard error has so many degrees of freedom."""
+    if error == 0:
+        return 1.0 if value == 0 else 0.0
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(degrees, -abs(value) / error))
 
 
 def verdict(

@@ -49,7 +49,7 @@ def summarise(run: RunData) -> Summary:
         title=_title(run),
         cells=cells,
         comparisons=tuple(comparisons),
-        cautions=run_cautions(run, integrity, comparisons),
+        cautions=run_cautions(run, integrity, comparisons, metrics),
         failures=failures(run),
         void=void,
         estimates=tuple(estimates(run, metrics, _drafts(cells))),
