@@ -36,7 +36,7 @@ SEARCH = "capacity"
 
 def summarise(run: RunData) -> Summary:
     """The run's answer: every cell's figures, the comparisons, the cautions."""
-    metrics = _metrics(run)
+    metrics = cell_figures(run)
     integrity = _integrity(run)
     comparisons = compare(run, metrics)
     cells = tuple(_cell_summary(run, c, metrics, integrity) for c in run.cells)
@@ -61,7 +61,7 @@ def _drafts(cells: Sequence[CellSummary]) -> dict[str, DraftCounts | None]:
     return {c.cell_id: c.acceptance.sources.get(c.acceptance.source) for c in cells if c.acceptance}
 
 
-def _metrics(run: RunData) -> dict[str, Metrics]:
+def cell_figures(run: RunData) -> dict[str, Metrics]:
     """Every cell's figures, by its id. Partners of a pair take the wider level of their windows.
 
     Else one variant's latencies would be of the steady window and the other's of the whole phase.

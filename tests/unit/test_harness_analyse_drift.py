@@ -45,7 +45,7 @@ def test_what_comes_second_and_is_slower_is_told_with_what_is_left_of_it() -> No
     assert "has -4." in found["order_effect"] or "has -5." in found["order_effect"]
     assert "leaves +0.0% of it" in found["order_effect"]
     odd = told(planted(5, lambda place, second, repeat: 0.05 * second, noise=0.001))
-    assert "leaves +1.0% of it" in odd["order_effect"]
+    assert "leaves -1.0% of it" in odd["order_effect"]
 
 
 def test_a_drift_is_told_with_its_size() -> None:
