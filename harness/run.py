@@ -29,6 +29,7 @@ from harness.measure.counters import CounterReader, difference
 from harness.measure.environment import clock_anchor, environment, git_state, versions
 from harness.measure.metrics import window_ns
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
+from harness.pace import announced
 from harness.plan.expand import launches_of
 from harness.plan.schema import as_dict
 from harness.precision import by_engine, check_precision, further, grow, grown
@@ -304,9 +305,8 @@ def plan_of(request: Request, prepared: list[Prepared]) -> dict[str, Any]:
 def tell_plan(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> None:
     """Say what will be done and why, before it takes time."""
     for p in prepared:
-        starts = len(launches_of(p.cells))
-        how = f"{starts} turns" if p.attached else f"{starts} starts"
-        progress.say(f"{p.name}: {p.why}; {how}, {len(p.cells)} cells")
+        for line in announced(p, folder.path.parent):
+            progress.say(line)
         if p.label is not None:
             progress.say(f"{p.name}: the server is {p.label}")
     progress.say(f"writing to {folder.path}")
