@@ -18,7 +18,13 @@ import typer.core
 
 from harness.ending import Stopped, Terminated, complain, exit_code_of, tell_engine_failure
 from harness.errors import UsageError
-from harness.options import check_text, parse_counts, parse_urls, parse_variants
+from harness.options import (
+    check_text,
+    parse_counts,
+    parse_precision,
+    parse_urls,
+    parse_variants,
+)
 
 if TYPE_CHECKING:
     from harness.prepare import Request
@@ -79,6 +85,10 @@ Slos = Annotated[
     list[str] | None,
     typer.Option("--slo", metavar="LEVELS", help="Service levels, such as ttft=0.2,tpot=50ms."),
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option(metavar="SHARE", help="Add starts until the ratio is known so well, say 3%."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, not as a table.")]
 
 
@@ -89,6 +99,7 @@ def run(
     url: Urls = None,
     set_: Sets = None,
     slo: Slos = None,
+    precision: Precision = None,
     variants: Variants = None,
     out: Out = Path("results"),
     as_json: Json = False,
@@ -97,7 +108,8 @@ def run(
     from harness.progress import make_progress
     from harness.run import run as do_run
 
-    request = request_of(engine, profile, url, variants, out, [*(set_ or ()), *levels(slo)])
+    sets = [*(set_ or ()), *levels(slo), *parse_precision(precision)]
+    request = request_of(engine, profile, url, variants, out, sets)
     with make_progress() as progress:
         outcome = do_run(request, progress)
     finish(outcome, as_json)

@@ -34,6 +34,20 @@ def parse_counts(option: str, text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
+def parse_precision(text: str | None) -> list[str]:
+    """`--precision`, 3% or 0.03, as items of `--set`. Raises `UsageError`."""
+    if text is None:
+        return []
+    number, percent, rest = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = float("nan")
+    if rest.strip() or not 0.001 <= share < 1:
+        raise UsageError(f"--precision {text}: give a share from 0.1% to below 100%, such as 3%")
+    return [f"compare.precision={share:.6g}"]
+
+
 def parse_urls(items: list[str]) -> dict[str, str]:
     """`--url` options by variant; the key "" is a server without a label. Raises `UsageError`."""
     urls: dict[str, str] = {}

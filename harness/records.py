@@ -381,7 +381,9 @@ class CellSummary(Record, frozen=True, kw_only=True):
 class Comparison(Record, frozen=True, kw_only=True):
     """Candidate over baseline for one metric at one load, over `pairs` paired blocks.
 
-    `ratio` > 1 means more of the metric; `verdict` says whether that is better.
+    `ratio` > 1 means more of the metric; `verdict` says whether that is better. It is drawn from
+    the corrected interval, at `corrected_confidence`: `family` comparisons were made at once.
+    `p_value`: of no difference, uncorrected.
     """
 
     metric: str
@@ -395,6 +397,29 @@ class Comparison(Record, frozen=True, kw_only=True):
     pairs: int
     method: str
     verdict: Verdict
+    confidence: float | None = None
+    p_value: float | None = None
+    family: int = 1
+    corrected_low: float | None = None
+    corrected_high: float | None = None
+    corrected_confidence: float | None = None
+
+
+class Estimate(Record, frozen=True, kw_only=True):
+    """One variant's figure at one load with its interval; None where nothing gives one.
+
+    `units`: over how many starts (or requests, or blocks: `method` says) it is taken.
+    """
+
+    metric: str
+    engine: str
+    variant: Variant
+    load: LoadPoint
+    value: float
+    ci_low: float | None
+    ci_high: float | None
+    units: int
+    method: str
 
 
 class Manifest(Record, frozen=True, kw_only=True):
@@ -429,6 +454,7 @@ class Summary(Record, frozen=True, kw_only=True):
     void: str | None = None
     verdict: tuple[str, ...] = ()
     splits: tuple[AcceptanceSplits, ...] = ()
+    estimates: tuple[Estimate, ...] = ()
 
 
 class LaunchRecord(Record, frozen=True, kw_only=True):

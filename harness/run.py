@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -29,8 +30,10 @@ from harness.measure.counters import CounterReader, difference
 from harness.measure.environment import clock_anchor, environment, git_state, versions
 from harness.measure.metrics import window_ns
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
+from harness.pace import announced
 from harness.plan.expand import launches_of
 from harness.plan.schema import as_dict
+from harness.precision import by_engine, check_precision, further, grow, grown
 from harness.prepare import Prepared, Request, api_key, prepare
 from harness.progress import Progress
 from harness.records import SCHEMA_VERSION, Cell, LaunchRecord, Manifest, Summary, Timeline
@@ -69,6 +72,8 @@ def run(request: Request, progress: Progress) -> Outcome:
     check_out(request.out)
     make_ready = prepare_attached if request.urls else prepare
     prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
+    for engine in prepared:
+        check_precision(engine)
     folder = begin(request, prepared)
     tell_plan(prepared, folder, progress)
     return measure(prepared, folder, progress)
@@ -124,13 +129,20 @@ def _measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) ->
 
 
 def measure_engine(prepared: Prepared, folder: RunFolder, progress: Progress) -> None:
-    """One engine's starts in their order."""
-    for cells in launches_of(prepared.cells):
-        if not all(folder.has_cell(c.cell_id) for c in cells):
-            measure_launch(prepared, cells, folder, progress)
-        else:
-            for _ in cells:
-                progress.skip()
+    """One engine's starts in their order; more of them where the plan asks for a precision."""
+    begun = time.monotonic()
+    cells = list(prepared.cells)
+    while cells:
+        for start in launches_of(cells):
+            if not all(folder.has_cell(c.cell_id) for c in start):
+                measure_launch(prepared, start, folder, progress)
+            else:
+                for _ in start:
+                    progress.skip()
+        cells = []
+        if prepared.plan.compare.precision is not None:
+            cells = further(prepared, read_run(folder), time.monotonic() - begun, progress)
+            grow(prepared, cells, folder, progress)
 
 
 def measure_launch(
@@ -304,9 +316,8 @@ def plan_of(request: Request, prepared: list[Prepared]) -> dict[str, Any]:
 def tell_plan(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> None:
     """Say what will be done and why, before it takes time."""
     for p in prepared:
-        starts = len(launches_of(p.cells))
-        how = f"{starts} turns" if p.attached else f"{starts} starts"
-        progress.say(f"{p.name}: {p.why}; {how}, {len(p.cells)} cells")
+        for line in announced(p, folder.path.parent):
+            progress.say(line)
         if p.label is not None:
             progress.say(f"{p.name}: the server is {p.label}")
     progress.say(f"writing to {folder.path}")
@@ -317,6 +328,16 @@ def analyse(path: Path) -> Summary:
     from harness.report.verdict import verdict_sentences
 
     folder = RunFolder(path)
+    run = read_run(folder)
+    summary = summarise(run)
+    summary = msgspec.structs.replace(summary, verdict=tuple(verdict_sentences(summary)))
+    folder.write_summary(summary)
+    folder.write_profiles(profiles(run))
+    return summary
+
+
+def read_run(folder: RunFolder) -> RunData:
+    """Everything that the folder holds for the analysis. Raises `UsageError`."""
     manifest = folder.manifest()
     known = {c.cell_id: c for c in manifest.cells}
     cells = [
@@ -328,12 +349,7 @@ def analyse(path: Path) -> Summary:
         )
         for cell_id in folder.saved_cells(list(known))
     ]
-    run = RunData(manifest=manifest, cells=cells, launches=read_launches(folder))
-    summary = summarise(run)
-    summary = msgspec.structs.replace(summary, verdict=tuple(verdict_sentences(summary)))
-    folder.write_summary(summary)
-    folder.write_profiles(profiles(run))
-    return summary
+    return RunData(manifest=manifest, cells=cells, launches=read_launches(folder))
 
 
 def read_launches(folder: RunFolder) -> list[LaunchRecord]:
@@ -374,10 +390,12 @@ def resume(path: Path, progress: Progress) -> Outcome:
             "start a new run"
         ) from None
     make_ready = prepare_attached if request.urls else prepare
-    prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
-    cells = tuple(c for p in prepared for c in p.cells)
+    prepared = [
+        grown(make_ready(request, name), manifest) for name in dict.fromkeys(request.engines)
+    ]
+    cells = [c for p in prepared for c in p.cells]
     now, then = plan_of(request, prepared), manifest.plan
-    if cells != manifest.cells or to_json(now) != to_json(then):
+    if cells != by_engine(manifest.cells, prepared) or to_json(now) != to_json(then):
         changed = [key for key in now if to_json(now[key]) != to_json(then.get(key))]
         raise UsageError(
             f"{folder.path / 'manifest.json'}: what it was run with has changed since "

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from harness.analyse.acceptance import pooled_acceptance
 from harness.analyse.compare import load_words
 from harness.analyse.data import MOST_FAILED, CellData, RunData, pairs
+from harness.analyse.fairness import fairness_cautions
 from harness.analyse.fidelity import client_cautions
 from harness.analyse.integrity import total
 from harness.analyse.reconcile import acceptance_cautions
@@ -126,6 +127,7 @@ def run_cautions(
     run: RunData,
     integrity: dict[str, Integrity | None],
     comparisons: Sequence[Comparison],
+    metrics: dict[str, Metrics],
 ) -> tuple[Caution, ...]:
     """Everything odd about the run as a whole, engine by engine."""
     found: list[Caution | None] = []
@@ -140,6 +142,7 @@ def run_cautions(
         for load in run.loads(engine):
             found.append(_many_failed(run, engine, load))
             found.append(_below_break_even(run, engine, load, comparisons))
+        found.extend(fairness_cautions(run, engine, comparisons, metrics))
     found.extend(_labels(run))
     return tuple(c for c in found if c is not None)
 

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import PurePath
 from statistics import geometric_mean
+from typing import Any
 
 import msgspec
 
+from harness.analyse.bootstrap import FEWEST_STARTS, Floats, figures, hierarchical, pair_sums
 from harness.analyse.data import CellData, RunData, pairs
-from harness.analyse.statistics import paired_ratio, verdict
+from harness.analyse.statistics import LogMean, holm, log_mean, verdict
+from harness.analyse.stopping import first_look, stopped_confidence
 from harness.errors import one_line
 from harness.measure.metrics import DEFINITIONS
 from harness.records import Comparison, LoadPoint, Metrics
 
 DASH = "\N{EN DASH}"
-COMPARED = ("output_tokens_per_s", "ttft_s", "tpot_s", "e2el_s")
+PRIMARY = "output_tokens_per_s"
+COMPARED = (PRIMARY, "ttft_s", "tpot_s", "e2el_s")
 """Latencies are compared by their means over a block's requests."""
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric in a baseline block and in its speculative partner."""
+    """One metric in a baseline block and in its speculative partner, and the two cells."""
 
     repeat: int
     baseline: float
     candidate: float
+    cells: tuple[CellData, CellData]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric at one load before its verdict; `primary`: the question the run was made for."""
+
+    comparison: Comparison
+    found: LogMean
+    alpha: float
+    min_effect: float
+    primary: bool
+    withheld: bool
 
 
 def value_of(metrics: Metrics, name: str) -> float | None:
@@ -34,87 +51,175 @@ def value_of(metrics: Metrics, name: str) -> float | None:
 
 def compare(run: RunData, metrics: dict[str, Metrics]) -> list[Comparison]:
     """Every engine's comparisons; `metrics` are the cells' own, by cell id."""
-    found: list[Comparison] = []
+    measured: list[Measured] = []
+    rows: dict[str, Floats] = {}
     for engine in run.engines():
-        compare_plan = run.plan(engine)["compare"]
+        plan = run.plan(engine)["compare"]
+        confidence = interval_confidence(run, engine)
         for load in run.loads(engine):
             cells = [c for c in run.select(engine, load=load) if c.timeline.interrupted is None]
             partners = pairs(cells)
-            withheld = any(c.many_failed for both in partners for c in both)
+            failed = any(data.many_failed for both in partners for data in both)
             for name in COMPARED:
-                comparison = compare_metric(name, partners, metrics, compare_plan)
-                if comparison is not None and withheld:
-                    comparison = msgspec.structs.replace(comparison, verdict="undecided")
-                if comparison is not None:
-                    found.append(comparison)
-    return found
+                blocks = _blocks(name, partners, metrics)
+                if blocks:
+                    found, how = _log_mean(name, blocks, plan, rows)
+                    comparison = _comparison(name, blocks, found, how, confidence, plan)
+                    measured.append(
+                        Measured(
+                            comparison=comparison,
+                            found=found,
+                            alpha=1 - confidence,
+                            min_effect=plan["min_effect"],
+                            primary=name == plan.get("metric", PRIMARY),
+                            withheld=failed or len(starts_of(blocks)) < 2,
+                        )
+                    )
+    return _decided(measured)
 
 
-def compare_metric(
-    name: str,
-    cells: list[tuple[CellData, CellData]],
-    metrics: dict[str, Metrics],
-    compare_plan: dict[str, float],
-) -> Comparison | None:
-    """One metric over the paired cells of one load; None where no pair has it."""
+def interval_confidence(run: RunData, engine: str) -> float:
+    """The plan's confidence, raised where the run stopped as soon as it was precise enough."""
+    plan = run.plan(engine)["compare"]
+    confidence: float = plan["confidence"]
+    if plan.get("precision") is None:
+        return confidence
+    attached = bool(run.manifest.plan.get("request", {}).get("urls"))
+    most = plan["max_launches"] * (plan["blocks"] if attached else 1)
+    return stopped_confidence(confidence, first_look(plan["launches"]), most)
+
+
+def _blocks(
+    name: str, cells: list[tuple[CellData, CellData]], metrics: dict[str, Metrics]
+) -> list[Pair]:
+    """The paired blocks of one load that have the metric on both sides."""
     blocks: list[Pair] = []
     for base, cand in cells:
         b = value_of(metrics[base.cell.cell_id], name)
         c = value_of(metrics[cand.cell.cell_id], name)
         if b is not None and c is not None and b > 0 and c > 0:
-            blocks.append(Pair(repeat=base.cell.repeat, baseline=b, candidate=c))
-    units, unit = independent_units(blocks)
-    estimate = paired_ratio(units, confidence=compare_plan["confidence"])
-    if estimate is None:
-        return None
-    better = DEFINITIONS[name].better
-    assert better is not None
-    turns = len({p.repeat for p in blocks})
-    decided = verdict(
-        estimate.ratio,
-        estimate.ci_low if turns > 1 else None,
-        estimate.ci_high if turns > 1 else None,
-        better=better,
-        min_effect=compare_plan["min_effect"],
+            blocks.append(
+                Pair(repeat=base.cell.repeat, baseline=b, candidate=c, cells=(base, cand))
+            )
+    return blocks
+
+
+def starts_of(blocks: list[Pair]) -> list[list[Pair]]:
+    """The blocks, grouped by the start of the engine that they share."""
+    return [
+        [p for p in blocks if p.repeat == repeat] for repeat in sorted({p.repeat for p in blocks})
+    ]
+
+
+def _log_mean(
+    name: str, blocks: list[Pair], plan: dict[str, Any], rows: dict[str, Floats]
+) -> tuple[LogMean, str]:
+    """The mean log ratio over independent units, and how its interval is made.
+
+    Blocks of one start share whatever that start brought with it, so that the starts are the
+    units. Of one start the blocks stand in for them, and no verdict is drawn. A run that stopped
+    by its precision has the interval that its correction is worked out for.
+    """
+    starts = starts_of(blocks)
+    if len(starts) == 1:
+        found = log_mean([math.log(p.candidate / p.baseline) for p in blocks])
+        return found, f"{len(blocks)} paired blocks of one start, {{}} t interval on the log scale"
+    if len(starts) < FEWEST_STARTS or plan.get("precision") is not None:
+        logs = [log_mean([math.log(p.candidate / p.baseline) for p in own]).mean for own in starts]
+        return log_mean(logs), f"{len(starts)} paired starts, {{}} t interval on the log scale"
+    sums = []
+    for own in starts:
+        for p in own:
+            for data in p.cells:
+                rows.setdefault(data.cell.cell_id, figures(data.records))
+        sums.append([_sums(name, p, rows) for p in own])
+    seed = f"{name} {blocks[0].cells[0].cell.engine} {load_words(blocks[0].cells[0].cell.load)}"
+    how = f"{len(starts)} paired starts, {{}} hierarchical bootstrap-t interval (starts, requests)"
+    return hierarchical(sums, name=seed), how
+
+
+def _sums(name: str, pair: Pair, rows: dict[str, Floats]) -> Any:
+    base, cand = pair.cells
+    return pair_sums(
+        math.log(pair.candidate / pair.baseline),
+        rows[base.cell.cell_id],
+        rows[cand.cell.cell_id],
+        metric=name,
+        load=base.cell.load,
     )
-    cell = cells[0][0].cell
+
+
+def _comparison(
+    name: str,
+    blocks: list[Pair],
+    found: LogMean,
+    how: str,
+    confidence: float,
+    plan: dict[str, Any],
+) -> Comparison:
+    cell = blocks[0].cells[0].cell
+    low, high = found.interval(confidence) or (None, None)
+    said = f"{plan['confidence']:.0%}"
+    if confidence != plan["confidence"]:
+        said += f" (at every look {confidence:.1%}, as it stopped by its width)"
+    baseline = geometric_mean(
+        [geometric_mean([p.baseline for p in own]) for own in starts_of(blocks)]
+    )
     return Comparison(
         metric=name,
         engine=cell.engine,
         load=cell.load,
-        baseline=geometric_mean([b for b, _ in units]),
-        candidate=geometric_mean([c for _, c in units]),
-        ratio=estimate.ratio,
-        ci_low=estimate.ci_low,
-        ci_high=estimate.ci_high,
-        pairs=estimate.pairs,
-        method=(
-            f"geometric mean of the ratio over {estimate.pairs} {unit}, "
-            f"{compare_plan['confidence']:.0%} t interval on the log scale"
-        ),
-        verdict=decided,
+        baseline=baseline,
+        candidate=baseline * math.exp(found.mean),
+        ratio=math.exp(found.mean),
+        ci_low=low,
+        ci_high=high,
+        pairs=found.units,
+        method=f"geometric mean of the ratio over {how.format(said)}",
+        verdict="undecided",
+        confidence=confidence,
+        p_value=found.p_value(),
     )
 
 
-def independent_units(blocks: list[Pair]) -> tuple[list[tuple[float, float]], str]:
-    """The pairs the interval is taken over, and what they are.
+def _decided(measured: list[Measured]) -> list[Comparison]:
+    """Verdicts by Holm's correction, within the run's question and within all that is beside it.
 
-    Blocks of one start share whatever that start brought with it, so that with three starts or
-    more the starts are the units. With fewer the blocks stand in for them; a caution says so.
+    The question is named in the plan, before anything is measured: what else is looked at takes
+    nothing from it. A comparison that cannot have a verdict counts in no family.
     """
-    repeats = sorted({p.repeat for p in blocks})
-    if len(repeats) < 3:
-        return [(p.baseline, p.candidate) for p in blocks], "paired blocks"
-    units = []
-    for repeat in repeats:
-        own = [p for p in blocks if p.repeat == repeat]
-        units.append(
-            (
-                geometric_mean(p.baseline for p in own),
-                geometric_mean(p.candidate for p in own),
-            )
+    told: dict[int, Comparison] = {}
+    for primary in (True, False):
+        family = [
+            i
+            for i, m in enumerate(measured)
+            if m.primary is primary and not m.withheld and m.comparison.p_value is not None
+        ]
+        levels = holm(
+            [measured[i].comparison.p_value or 0.0 for i in family],
+            [measured[i].alpha for i in family],
         )
-    return units, "paired starts"
+        for i, level in zip(family, levels, strict=True):
+            told[i] = _judged(measured[i], 1 - level, len(family))
+    return [told.get(i, m.comparison) for i, m in enumerate(measured)]
+
+
+def _judged(measured: Measured, confidence: float, family: int) -> Comparison:
+    comparison = measured.comparison
+    assert comparison.ratio is not None
+    better = DEFINITIONS[comparison.metric].better
+    assert better is not None
+    low, high = measured.found.interval(confidence) or (None, None)
+    correction = f"; verdicts by Holm's correction for {family} comparisons" if family > 1 else ""
+    return msgspec.structs.replace(
+        comparison,
+        verdict=verdict(comparison.ratio, low, high, better=better, min_effect=measured.min_effect),
+        family=family,
+        corrected_low=low,
+        corrected_high=high,
+        corrected_confidence=confidence,
+        method=comparison.method + correction,
+    )
 
 
 def load_words(load: LoadPoint) -> str:

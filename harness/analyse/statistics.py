@@ -20,6 +20,60 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int
 
 
+class LogMean(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean of `units` independent values on the log scale, and how far it may be off.
+
+    `error`: its standard error, None for one unit. `reference`: what |mean - truth| / error is in
+    resamples, ascending; None: Student's t.
+    """
+
+    mean: float
+    error: float | None
+    units: int
+    reference: tuple[float, ...] | None = None
+
+    def half(self, confidence: float) -> float | None:
+        """Half the interval's width on the log scale."""
+        if self.error is None:
+            return None
+        if self.reference is None:
+            return t_quantile(0.5 + confidence / 2, self.units - 1) * self.error
+        size = len(self.reference)
+        at = math.ceil(confidence * (size + 1)) - 1
+        return math.inf if at >= size else self.reference[at] * self.error
+
+    def interval(self, confidence: float) -> tuple[float, float] | None:
+        """The interval of the ratio; None where it has none, as it is without any end."""
+        half = self.half(confidence)
+        if half is None or not math.isfinite(half):
+            return None
+        return math.exp(self.mean - half), math.exp(self.mean + half)
+
+    def p_value(self) -> float | None:
+        """Two-sided, of a mean of zero: no difference."""
+        if self.error is None:
+            return None
+        if self.error == 0:
+            return 1.0 if self.mean == 0 else 0.0
+        if self.reference is None:
+            return t_p_value(self.mean, self.error, self.units - 1)
+        at = abs(self.mean) / self.error
+        beyond = sum(value >= at for value in self.reference)
+        return (beyond + 1) / (len(self.reference) + 1)
+
+
+def log_mean(values: Sequence[float]) -> LogMean:
+    """The mean of independent values and its standard error. Raises ValueError without values."""
+    n = len(values)
+    if n == 0:
+        raise ValueError("no values")
+    mean = sum(values) / n
+    if n < 2:
+        return LogMean(mean=mean, error=None, units=n)
+    deviation = math.sqrt(sum((x - mean) ** 2 for x in values) / (n - 1))
+    return LogMean(mean=mean, error=deviation / math.sqrt(n), units=n)
+
+
 def paired_ratio(pairs: Sequence[tuple[float, float]], *, confidence: float) -> Ratio | None:
     """Geometric mean of candidate/baseline over pairs, with Student's t interval on the log scale.
 
@@ -27,17 +81,31 @@ def paired_ratio(pairs: Sequence[tuple[float, float]], *, confidence: float) -> 
     Pairs that are not positive say nothing of a ratio and are left out; None if no pair is left.
     """
     logs = [math.log(c / b) for b, c in pairs if b > 0 and c > 0]
-    n = len(logs)
-    if n == 0:
+    if not logs:
         return None
-    mean = sum(logs) / n
-    if n < 2:
-        return Ratio(ratio=math.exp(mean), ci_low=None, ci_high=None, pairs=n)
-    deviation = math.sqrt(sum((x - mean) ** 2 for x in logs) / (n - 1))
-    half = t_quantile(0.5 + confidence / 2, n - 1) * deviation / math.sqrt(n)
-    return Ratio(
-        ratio=math.exp(mean), ci_low=math.exp(mean - half), ci_high=math.exp(mean + half), pairs=n
-    )
+    found = log_mean(logs)
+    low, high = found.interval(confidence) or (None, None)
+    return Ratio(ratio=math.exp(found.mean), ci_low=low, ci_high=high, pairs=found.units)
+
+
+def holm(p_values: Sequence[float], alphas: Sequence[float]) -> list[float]:
+    """The error rate that each of several comparisons is decided at, so that all keep theirs.
+
+    S. Holm, Scandinavian Journal of Statistics 6 (1979): the smallest p-value stands against
+    alpha / m; when it holds, the next against alpha / (m - 1), and so on. Those after the first
+    that fails share its level, and their intervals are as wide as it says.
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i] / alphas[i])
+    levels = [0.0] * len(p_values)
+    left = len(order)
+    for at, i in enumerate(order):
+        levels[i] = alphas[i] / left
+        if p_values[i] > levels[i]:
+            for j in order[at:]:
+                levels[j] = alphas[j] / left
+            break
+        left -= 1
+    return levels
 
 
 def t_quantile(probability: float, degrees: int) -> float:
@@ -45,6 +113,15 @@ def t_quantile(probability: float, degrees: int) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))
+
+
+def t_p_value(value: float, error: float, degrees: int) -> float:
+    """Two-sided p-value of a value whose standard error has so many degrees of freedom."""
+    if error == 0:
+        return 1.0 if value == 0 else 0.0
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(degrees, -abs(value) / error))
 
 
 def verdict(

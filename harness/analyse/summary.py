@@ -13,6 +13,7 @@ from harness.analyse.acceptance import cell_acceptance
 from harness.analyse.cautions import cell_cautions, run_cautions
 from harness.analyse.compare import compare
 from harness.analyse.data import CellData, PairKey, RunData, pairs
+from harness.analyse.estimates import estimates
 from harness.analyse.fidelity import client_bound
 from harness.analyse.integrity import compare_outputs
 from harness.analyse.splits import split_acceptance
@@ -23,6 +24,7 @@ from harness.records import (
     SCHEMA_VERSION,
     Acceptance,
     CellSummary,
+    DraftCounts,
     Integrity,
     Metrics,
     Summary,
@@ -35,9 +37,10 @@ SEARCH = "capacity"
 
 def summarise(run: RunData) -> Summary:
     """The run's answer: every cell's figures, the comparisons, the cautions."""
-    metrics = _metrics(run)
+    metrics = cell_figures(run)
     integrity = _integrity(run)
     comparisons = compare(run, metrics)
+    cells = tuple(_cell_summary(run, c, metrics, integrity) for c in run.cells)
     void = void_reason(run)
     if void is not None:
         comparisons = [msgspec.structs.replace(c, verdict="undecided") for c in comparisons]
@@ -45,16 +48,22 @@ def summarise(run: RunData) -> Summary:
         schema_version=SCHEMA_VERSION,
         run_id=run.manifest.run_id,
         title=_title(run),
-        cells=tuple(_cell_summary(run, c, metrics, integrity) for c in run.cells),
+        cells=cells,
         comparisons=tuple(comparisons),
-        cautions=run_cautions(run, integrity, comparisons),
+        cautions=run_cautions(run, integrity, comparisons, metrics),
         failures=failures(run),
         void=void,
         splits=split_acceptance(run),
+        estimates=tuple(estimates(run, metrics, _drafts(cells))),
     )
 
 
-def _metrics(run: RunData) -> dict[str, Metrics]:
+def _drafts(cells: Sequence[CellSummary]) -> dict[str, DraftCounts | None]:
+    """The drafts of every speculative cell, as the source that it relies on counts them."""
+    return {c.cell_id: c.acceptance.sources.get(c.acceptance.source) for c in cells if c.acceptance}
+
+
+def cell_figures(run: RunData) -> dict[str, Metrics]:
     """Every cell's figures, by its id. Partners of a pair take the wider level of their windows.
 
     Else one variant's latencies would be of the steady window and the other's of the whole phase.

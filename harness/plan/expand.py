@@ -7,6 +7,9 @@ from harness.plan.points import load_points as load_points
 from harness.plan.schema import Plan
 from harness.records import Cell, LoadPoint, Variant
 
+FEWEST_STARTS = 3
+"""With a precision: before the first look at it."""
+
 
 def variant_order(variants: tuple[Variant, ...], repeat: int) -> tuple[Variant, ...]:
     """ABBA: every other repeat runs the variants the other way round, so that drift cancels."""
@@ -23,6 +26,8 @@ def expand(plan: Plan, engine: str, variants: tuple[Variant, ...], *, attached: 
     """
     points = load_points(plan.load)
     repeats, blocks = plan.compare.launches, plan.compare.blocks
+    if plan.compare.precision is not None:
+        repeats = max(repeats, FEWEST_STARTS)
     if attached:
         repeats, blocks = repeats * blocks, 1
     cells: list[Cell] = []

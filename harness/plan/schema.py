@@ -193,12 +193,20 @@ class CompareSection(Section, frozen=True, kw_only=True):
     """`launches` starts of each variant, in the order ABBA; `blocks` measurements in each.
 
     `min_effect`: the smallest relative difference worth acting on (the verdicts' delta).
+    `metric`: the question of the run, corrected for the loads alone; the others are beside it.
+
+    `precision`: starts are added, a pair at a time, until the interval on the ratio of `metric` is
+    no wider than this to either side at every load, or `max_launches` or `time_limit_s` is reached.
     """
 
     launches: Turns = 3
     blocks: Turns = 1
     min_effect: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.03
     confidence: Annotated[float, msgspec.Meta(gt=0.5, lt=1)] = 0.95
+    metric: Literal["output_tokens_per_s", "ttft_s", "tpot_s", "e2el_s"] = "output_tokens_per_s"
+    precision: Annotated[float, msgspec.Meta(ge=0.001, lt=1)] | None = None
+    max_launches: Annotated[int, msgspec.Meta(ge=3, le=200)] = 20
+    time_limit_s: PositiveFloat | None = None
 
 
 class Plan(Section, frozen=True, kw_only=True):

@@ -1,0 +1,117 @@
+"""Each variant's own figures with their intervals, the acceptance length among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from harness.analyse.compare import COMPARED, interval_confidence, value_of
+from harness.analyse.data import CellData, RunData
+from harness.analyse.statistics import log_mean, t_quantile
+from harness.measure.metrics import pool
+from harness.records import VARIANTS, DraftCounts, Estimate, Metrics
+
+ACCEPTANCE = "acceptance_length"
+
+
+def estimates(
+    run: RunData, metrics: dict[str, Metrics], counts: dict[str, DraftCounts | None]
+) -> list[Estimate]:
+    """Of every engine, load and variant. `counts`: each speculative cell's drafts, by its id."""
+    found: list[Estimate | None] = []
+    for engine in run.engines():
+        confidence = interval_confidence(run, engine)
+        for load in run.loads(engine):
+            for variant in VARIANTS:
+                cells = [
+                    c
+                    for c in run.select(engine, variant, load)
+                    if c.timeline.interrupted is None and c.ok
+                ]
+                found += [_figure(name, cells, metrics, confidence) for name in COMPARED]
+                found.append(_acceptance(cells, counts, confidence))
+    return [f for f in found if f is not None]
+
+
+def _starts(cells: Sequence[CellData]) -> list[list[CellData]]:
+    return [
+        [c for c in cells if c.cell.repeat == repeat]
+        for repeat in sorted({c.cell.repeat for c in cells})
+    ]
+
+
+def _figure(
+    name: str, cells: Sequence[CellData], metrics: dict[str, Metrics], confidence: float
+) -> Estimate | None:
+    logs = []
+    for own in _starts(cells):
+        values = [value_of(metrics[c.cell.cell_id], name) for c in own]
+        known = [math.log(v) for v in values if v is not None and v > 0]
+        if known:
+            logs.append(sum(known) / len(known))
+    if not logs:
+        return None
+    mean = log_mean(logs)
+    low, high = mean.interval(confidence) or (None, None)
+    method = f"geometric mean over {len(logs)} starts, {confidence:.1%} t interval on the log scale"
+    return _estimate(name, cells[0], (math.exp(mean.mean), low, high), len(logs), method)
+
+
+def _acceptance(
+    cells: Sequence[CellData], counts: dict[str, DraftCounts | None], confidence: float
+) -> Estimate | None:
+    """1 + accepted / drafts. Starts are the units; of a single one its requests stand in."""
+    pooled = [pool([counts.get(c.cell.cell_id) for c in own]) for own in _starts(cells)]
+    units = [p for p in pooled if p is not None and p.drafts]
+    what = "starts"
+    if len(units) == 1:
+        per_request = [r.acceptance for c in cells for r in c.ok]
+        known = [a for a in per_request if a is not None and a.drafts]
+        if len(known) == len(per_request) and len(known) > 1:
+            units, what = known, "requests of one start"
+    found = pooled_ratio([(u.accepted, u.drafts) for u in units], confidence)
+    if found is None:
+        return None
+    value, half = found
+    ends = (None, None) if half is None else (1 + max(0.0, value - half), 1 + value + half)
+    method = f"1 + accepted / drafts pooled over {len(units)} {what}, {confidence:.1%} t interval"
+    return _estimate(ACCEPTANCE, cells[0], (1 + value, *ends), len(units), method)
+
+
+def pooled_ratio(
+    parts: Sequence[tuple[float, float]], confidence: float
+) -> tuple[float, float | None] | None:
+    """Sum of the first over sum of the second, and half its interval's width.
+
+    The ratio estimator over clusters: what each unit's first exceeds the ratio times its second
+    by varies independently from unit to unit (W. G. Cochran, Sampling Techniques, 1977, ch. 6).
+    """
+    n, below = len(parts), sum(b for _, b in parts)
+    if n == 0 or below <= 0:
+        return None
+    ratio = sum(a for a, _ in parts) / below
+    if n < 2:
+        return ratio, None
+    variance = sum((a - ratio * b) ** 2 for a, b in parts) / (n - 1)
+    return ratio, t_quantile(0.5 + confidence / 2, n - 1) * math.sqrt(n * variance) / below
+
+
+def _estimate(
+    name: str,
+    data: CellData,
+    told: tuple[float, float | None, float | None],
+    units: int,
+    method: str,
+) -> Estimate:
+    value, low, high = told
+    return Estimate(
+        metric=name,
+        engine=data.cell.engine,
+        variant=data.cell.variant,
+        load=data.cell.load,
+        value=value,
+        ci_low=low,
+        ci_high=high,
+        units=units,
+        method=method,
+    )

@@ -1,0 +1,67 @@
+"""What stands between a run's comparisons and a fair verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.analyse.compare import PRIMARY, load_words
+from harness.analyse.data import RunData
+from harness.analyse.drift import drift_cautions
+from harness.analyse.stopping import half_width
+from harness.records import Caution, Comparison, Metrics
+
+
+def fairness_cautions(
+    run: RunData, engine: str, comparisons: Sequence[Comparison], metrics: dict[str, Metrics]
+) -> list[Caution]:
+    """Everything odd about an engine's comparisons, and about its blocks over the run."""
+    own = [c for c in comparisons if c.engine == engine]
+    found = [_corrected_away(engine, own), _imprecise(run, engine, own)]
+    return [*(c for c in found if c is not None), *drift_cautions(run, engine, metrics)]
+
+
+def _corrected_away(engine: str, comparisons: Sequence[Comparison]) -> Caution | None:
+    """Whether intervals as shown exclude no difference, but not once corrected."""
+    lost = [c for c in comparisons if _apart(c.ci_low, c.ci_high) and c.family > 1]
+    lost = [c for c in lost if not _apart(c.corrected_low, c.corrected_high)]
+    if not lost:
+        return None
+    first = lost[0]
+    return Caution(
+        code="verdict_corrected",
+        text=(
+            f"{engine}: {len(lost)} of {len(comparisons)} intervals lie apart from 1 but not after "
+            f"the correction for {first.family} comparisons, first {first.metric} at "
+            f"{load_words(first.load)}"
+        ),
+        advice="Of many comparisons some lie apart by chance: raise compare.launches, or ask less.",
+    )
+
+
+def _apart(low: float | None, high: float | None) -> bool:
+    return low is not None and high is not None and (low > 1 or high < 1)
+
+
+def _imprecise(run: RunData, engine: str, comparisons: Sequence[Comparison]) -> Caution | None:
+    """Whether a run that was to be precise ended, at its limit, before it was."""
+    plan = run.plan(engine)["compare"]
+    wanted, metric = plan.get("precision"), plan.get("metric", PRIMARY)
+    if wanted is None:
+        return None
+    widths = [(half_width(c), c) for c in comparisons if c.metric == metric]
+    wide = [(w, c) for w, c in widths if w is None or w > wanted]
+    if not wide:
+        return None
+    width, worst = max(wide, key=lambda item: item[0] or float("inf"))
+    reached = "no interval" if width is None else f"{width:.1%} to either side"
+    return Caution(
+        code="precision_not_reached",
+        text=(
+            f"{engine} at {load_words(worst.load)}: {wanted:.1%} to either side were wanted of "
+            f"{metric}, and {worst.pairs} pairs reached {reached}"
+        ),
+        advice=(
+            "Raise compare.max_launches or compare.time_limit_s, or quieten the machine; `resume` "
+            "goes on with the same limits."
+        ),
+    )
