@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import harness.load
+from harness.load.prompts.datasets import BUILTIN as PATH
 
-PATH = Path(harness.load.__file__).with_name("builtin.jsonl")
 CATEGORIES = {
     "chat", "code", "mathematics", "reasoning", "long-context", "summarising", "extraction",
     "creative", "language", "multi-turn",

@@ -93,12 +93,18 @@ def test_leftovers_of_a_killed_training_are_cleared(tmp_path: Path, builds: list
 
 
 def test_two_callers_build_once(tmp_path: Path, builds: list[str]) -> None:
-    threads = [threading.Thread(target=pair.make, args=(TARGET, MLA, tmp_path)) for _ in range(3)]
+    made: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: made.append(pair.make(TARGET, MLA, tmp_path)))
+        for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
     assert builds == ["target", "mla"]
+    assert len(made) == 3
+    assert len(set(made)) == 1
 
 
 def test_keys_follow_what_makes_each_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from training.demo.config import DrafterConfig, DrafterKind, TargetConfig, Targe
 from training.progress import note
 
 _ROOT = Path(__file__).resolve().parents[2]
+_PARSING = threading.Lock()
+"""Python 3.11 counts the depth of a syntax tree for all threads together, and trips over it."""
 _TARGET_SOURCES = (
     "drafters/layers.py",
     "training/data.py",
@@ -69,13 +72,14 @@ def cache_root() -> Path:
 def source_digest(paths: Sequence[Path]) -> str:
     """A digest of the code in `paths` that comments, docstrings and layout do not change."""
     digest = hashlib.sha256()
-    for path in paths:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list) and body and _is_docstring(body[0]):
-                body[0] = ast.Pass()
-        digest.update(path.name.encode() + ast.dump(tree).encode())
+    with _PARSING:
+        for path in paths:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for node in ast.walk(tree):
+                body = getattr(node, "body", None)
+                if isinstance(body, list) and body and _is_docstring(body[0]):
+                    body[0] = ast.Pass()
+            digest.update(path.name.encode() + ast.dump(tree).encode())
     return digest.hexdigest()
 
 
