@@ -105,15 +105,15 @@ def pooled_sources(parts: Sequence[Acceptance]) -> dict[Source, DraftCounts | No
 
 def estimates(records: Sequence[RequestRecord]) -> AcceptanceEstimates | None:
     """Every figure with its interval over requests; None where no request tells of steps."""
-    found = columns(records)
-    if found is None or not found.drafts.sum():
-        return None
-    return _estimates(found)
+    return estimates_of(columns(records))
 
 
-def _estimates(c: Columns) -> AcceptanceEstimates:
+def estimates_of(c: Columns | None) -> AcceptanceEstimates | None:
+    """The same from columns that have been made already."""
     import numpy as np
 
+    if c is None or not c.drafts.sum():
+        return None
     drafts, accepted = c.summed(c.drafts), c.summed(c.accepted)
     with_steps = c.drafts > 0
     ones = c.summed(with_steps)

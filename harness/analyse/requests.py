@@ -6,7 +6,7 @@ row is one request that was answered whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
@@ -57,10 +57,12 @@ def past_end(r: RequestRecord) -> int | None:
 
 
 def drafted_a_step(counts: DraftCounts) -> int:
-    """k: draft tokens a verify step, as the counts tell; 0 where they do not."""
-    if counts.drafted and counts.drafts:
-        return round(counts.drafted / counts.drafts)
-    return len(counts.per_position or ())
+    """k: draft tokens a verify step, as the counts tell; 0 where they do not.
+
+    Draft tokens that a grammar forbids leave the drafted count, so that positions may tell more.
+    """
+    mean = round(counts.drafted / counts.drafts) if counts.drafted and counts.drafts else 0
+    return max(mean, len(counts.per_position or ()))
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,55 +111,88 @@ def clusters(records: Sequence[RequestRecord]) -> Counts:
 def _engine(records: Sequence[RequestRecord], told: list[DraftCounts]) -> Columns:
     import numpy as np
 
-    def column(values: Sequence[int]) -> Counts:
-        return np.asarray(values, dtype=np.int64)
+    def column(values: Iterable[int | None]) -> Counts:
+        """-1 where a value is not told."""
+        known = (-1 if v is None else v for v in values)
+        return np.fromiter(known, np.int64, len(told))
 
-    longest = max(len(c.per_position or ()) for c in told)
-    positions = None
-    if all(c.per_position is not None or not c.drafts for c in told):
-        rows = [tuple(c.per_position or ()) + (0,) * longest for c in told]
-        positions = column([n for row in rows for n in row[:longest]]).reshape(-1, longest)
-    ends = [past_end(r) for r in records]
-    accepted = column([c.accepted for c in told])
+    drafts, accepted = column(c.drafts for c in told), column(c.accepted for c in told)
+    drafted = column(c.drafted for c in told)
+    tokens = column(r.output_tokens for r in records)
+    widths = column(None if c.per_position is None else len(c.per_position) for c in told)
+    said = column(c.past_end for c in told)
+    mean = np.where((drafted > 0) & (drafts > 0), drafted / np.maximum(drafts, 1), 0)
+    # As `past_end`, for all requests at once.
+    k = np.maximum(np.rint(mean).astype(np.int64), widths)
+    cut = drafts + accepted - (tokens - 1)
+    known = (tokens >= 1) & (cut >= 0) & (cut <= k)
+    behind = np.where(said >= 0, said, np.where(known, np.maximum(0, cut - 1), -1))
     return Columns(
         source="per_request",
-        drafts=column([c.drafts for c in told]),
+        drafts=drafts,
         accepted=accepted,
-        drafted=(
-            column([c.drafted or 0 for c in told])
-            if all(c.drafted is not None for c in told)
-            else None
-        ),
-        positions=positions,
-        output=np.where(
-            [e is not None for e in ends], accepted - column([e or 0 for e in ends]), -1
-        ),
+        drafted=drafted if (drafted >= 0).all() else None,
+        positions=_positions(told, drafts, widths),
+        output=np.where(behind >= 0, accepted - behind, -1),
         cluster=clusters(records),
     )
+
+
+def _positions(told: list[DraftCounts], drafts: Counts, widths: Counts) -> Counts | None:
+    """One column a position, requests that told of fewer filled up with zeros."""
+    import numpy as np
+
+    if ((widths < 0) & (drafts > 0)).any():
+        return None
+    longest = max(0, int(widths.max()))
+    found = np.zeros((len(told), longest), np.int64)
+    sizes = np.maximum(widths, 0)
+    values = chain.from_iterable(c.per_position or () for c in told)
+    found[np.arange(longest) < sizes[:, None]] = np.fromiter(values, np.int64, int(sizes.sum()))
+    return found
+
+
+def chunks_of(records: Sequence[RequestRecord]) -> tuple[Counts, Counts, Counts] | None:
+    """Of each request its number of chunks and its first's tokens; of all later chunks the tokens.
+
+    None where the server told no tokens a chunk, or where chunks are of another making than
+    verify steps.
+    """
+    import numpy as np
+
+    n = len(records)
+    if not n or any(r.chunk_tokens is None for r in records):
+        return None
+    sizes = np.fromiter((len(r.chunk_tokens or ()) for r in records), np.int64, n)
+    every = chain.from_iterable(r.chunk_tokens or () for r in records)
+    tokens = np.fromiter(every, np.int64, int(sizes.sum()))
+    begins = np.cumsum(sizes) - sizes
+    some = sizes > 0
+    first = np.zeros(n, np.int64)
+    first[some] = tokens[begins[some]]
+    later = np.ones(len(tokens), bool)
+    later[begins[some]] = False
+    steps = tokens[later]
+    return None if len(steps) and int(steps.max()) > LONGEST_STEP else (sizes, first, steps)
 
 
 def _client(records: Sequence[RequestRecord]) -> Columns | None:
     """Every chunk after a request's first taken as a verify step."""
     import numpy as np
 
-    if any(r.chunk_tokens is None for r in records):
+    found = chunks_of(records)
+    if found is None or not len(found[2]):
         return None
     n = len(records)
-    sizes = np.fromiter((max(0, len(r.chunk_tokens or ()) - 1) for r in records), np.int64, n)
-    steps = np.fromiter(
-        chain.from_iterable((r.chunk_tokens or ())[1:] for r in records),
-        np.int64,
-        int(sizes.sum()),
-    )
-    if not len(steps) or int(steps.max()) > LONGEST_STEP:
-        return None  # chunks of another making than verify steps
-    row = np.repeat(np.arange(n), sizes)
+    sizes, _, steps = found
+    drafts = np.maximum(0, sizes - 1)
+    row = np.repeat(np.arange(n), drafts)
     accepted = np.bincount(row, weights=steps - 1, minlength=n).astype(np.int64)
     longest = int(steps.max()) - 1
     at_least = [np.bincount(row[steps > i + 1], minlength=n) for i in range(longest)]
     return Columns(
         source="client",
-        drafts=sizes,
+        drafts=drafts,
         accepted=accepted,
         drafted=None,
         positions=np.stack(at_least, axis=1) if at_least else np.zeros((n, 0), np.int64),

@@ -6,17 +6,24 @@ engine's own where it told every one, else the client's chunks after each answer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from harness.analyse.acceptance import estimates, merged_chunks
+from harness.analyse.acceptance import estimates_of, merged_chunks
 from harness.analyse.data import CellData, RunData
 from harness.analyse.ratio import ratio
-from harness.analyse.requests import Columns, clusters, columns, drafted_a_step, past_end
-from harness.measure.metrics import LONGEST_STEP, window_ns
+from harness.analyse.requests import (
+    Columns,
+    chunks_of,
+    clusters,
+    columns,
+    drafted_a_step,
+    past_end,
+)
+from harness.measure.metrics import window_ns
 from harness.records import (
     AcceptanceSplits,
     Estimate,
@@ -42,12 +49,14 @@ LEAST_STEPS = 8
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """Every verify step of some requests, one element a step.
 
-    `row` is its request, `token` the output tokens before it, `arrived_ns` when its chunk came (the
-    engine's own steps: None, as several may have come in one chunk).
+    `row` is its request, `cluster` that request's prompt, `token` the output tokens before it,
+    `arrived_ns` when its chunk came (the engine's own steps: None, as several may have come in one
+    chunk).
     """
 
     source: Literal["per_request", "client"]
     row: Counts
+    cluster: Counts
     token: Counts
     accepted: Counts
     arrived_ns: Counts | None
@@ -68,18 +77,19 @@ def _split(engine: str, load: LoadPoint, cells: list[CellData]) -> AcceptanceSpl
     records = [r for c in cells for r in c.ok]
     own = columns(records)
     splits: list[Split | None] = []
+    chunks = client_steps(records)
+    steps = engine_steps(records) or chunks
     if own is not None:
         splits += [by_category(records, own), by_request(records, own)]
-    steps = steps_of(records)
     if steps is not None:
-        splits += [by_tokens(records, steps), by_quarter(records, steps)]
-        splits.append(by_thinking(records, steps))
-    splits.append(over_time(cells))
+        splits += [by_tokens(steps), by_quarter(records, steps), by_thinking(records, steps)]
+    if chunks is not None:
+        splits.append(over_time(cells, chunks))
     return AcceptanceSplits(
         engine=engine,
         load=load,
         k=k_of(records),
-        estimates=estimates(records),
+        estimates=estimates_of(own),
         merged=merged_chunks(cells),
         splits=tuple(s for s in splits if s is not None and len(s.parts) > 1),
     )
@@ -91,56 +101,64 @@ def k_of(records: Sequence[RequestRecord]) -> int | None:
     return max(told, default=0) or None
 
 
-def steps_of(records: Sequence[RequestRecord]) -> Steps | None:
-    """The engine's own steps where it told those of every request, else the client's."""
-    silent = [r for r in records if (r.output_tokens or 2) > 1]
-    if silent and all(r.acceptance is not None and r.acceptance.steps is not None for r in silent):
-        return _engine_steps(records)
-    return client_steps(records)
+def engine_steps(records: Sequence[RequestRecord]) -> Steps | None:
+    """The engine's own steps; None where it did not tell those of every request.
 
+    Of the last step the tokens behind the answer's end are left out, where they are known.
+    """
+    import numpy as np
 
-def _engine_steps(records: Sequence[RequestRecord]) -> Steps:
-    """Of the last step the tokens behind the answer's end are left out, where they are known."""
+    made = [r for r in records if (r.output_tokens or 2) > 1]
+    if not made or any(r.acceptance is None or r.acceptance.steps is None for r in made):
+        return None
     steps = [list(r.acceptance.steps or ()) if r.acceptance is not None else [] for r in records]
     for r, own in zip(records, steps, strict=True):
         if own:
             own[-1] = max(0, own[-1] - (past_end(r) or 0))
-    return _columns("per_request", steps, [1] * len(records))
+    sizes = np.fromiter(map(len, steps), np.int64, len(steps))
+    accepted = np.fromiter(chain.from_iterable(steps), np.int64, int(sizes.sum()))
+    return _in_order("per_request", records, sizes, np.ones(len(steps), np.int64), accepted)
 
 
 def client_steps(records: Sequence[RequestRecord]) -> Steps | None:
     """Every chunk after a request's first; None where the server told no tokens a chunk."""
     import numpy as np
 
-    if not records or any(r.chunk_tokens is None for r in records):
+    found = chunks_of(records)
+    if found is None or not len(found[2]):
         return None
-    steps = [[t - 1 for t in (r.chunk_tokens or ())[1:]] for r in records]
-    found = _columns("client", steps, [(r.chunk_tokens or (1,))[0] for r in records])
-    if not len(found.row) or int(found.accepted.max()) >= LONGEST_STEP:
+    sizes, first, tokens = found
+    if any(len(r.chunk_ns) != len(r.chunk_tokens or ()) for r in records):
         return None
-    times = chain.from_iterable(
-        r.chunk_ns[1 : len(r.chunk_tokens or ())] for r in records if r.chunk_tokens
+    steps = _in_order("client", records, np.maximum(0, sizes - 1), first, tokens - 1)
+    times = chain.from_iterable(r.chunk_ns[1:] for r in records)
+    return msgspec.structs.replace(
+        steps, arrived_ns=np.fromiter(times, np.int64, len(steps.accepted))
     )
-    arrived = np.fromiter(times, np.int64)
-    if len(arrived) != len(found.row):
-        return None
-    return msgspec.structs.replace(found, arrived_ns=arrived)
 
 
-def _columns(
-    source: Literal["per_request", "client"], steps: list[list[int]], first: list[int]
+def _in_order(
+    source: Literal["per_request", "client"],
+    records: Sequence[RequestRecord],
+    sizes: Counts,
+    first: Counts,
+    accepted: Counts,
 ) -> Steps:
     """`first` is how many tokens each answer began with, before its first verify step."""
     import numpy as np
 
-    sizes = np.asarray([len(s) for s in steps], np.int64)
-    accepted = np.fromiter(chain.from_iterable(steps), np.int64, int(sizes.sum()))
-    row = np.repeat(np.arange(len(steps)), sizes)
+    row = np.repeat(np.arange(len(sizes)), sizes)
     made = np.cumsum(accepted + 1) - (accepted + 1)  # before each step, over all requests
     began = np.cumsum(sizes) - sizes
     start = made[np.minimum(began, max(0, len(made) - 1))] if len(made) else began
-    token = made - start[row] + np.asarray(first, np.int64)[row]
-    return Steps(source=source, row=row, token=token, accepted=accepted, arrived_ns=None)
+    return Steps(
+        source=source,
+        row=row,
+        cluster=clusters(records)[row],
+        token=made - start[row] + first[row],
+        accepted=accepted,
+        arrived_ns=None,
+    )
 
 
 def by_category(records: Sequence[RequestRecord], own: Columns) -> Split | None:
@@ -148,10 +166,9 @@ def by_category(records: Sequence[RequestRecord], own: Columns) -> Split | None:
     import numpy as np
 
     names = [r.category or "no category" for r in records]
-    parts = []
-    for name in sorted(set(names)):
-        mine = np.asarray([n == name for n in names])
-        parts.append(_request_part(name, own, mine))
+    order = {name: i for i, name in enumerate(sorted(set(names)))}
+    number = np.fromiter((order[name] for name in names), np.int64, len(names))
+    parts = [_request_part(name, own, number == i) for name, i in order.items()]
     return Split(by="category", source=own.source, parts=tuple(p for p in parts if p.drafts))
 
 
@@ -202,14 +219,14 @@ def by_request(records: Sequence[RequestRecord], own: Columns) -> Split | None:
     )
 
 
-def by_tokens(records: Sequence[RequestRecord], steps: Steps) -> Split:
+def by_tokens(steps: Steps) -> Split:
     """By how many output tokens came before the step."""
     import numpy as np
 
     part = np.searchsorted(RANGES, steps.token, side="right") - 1
     ends = [f"to {end - 1}" for end in RANGES[1:]]
     names = [f"tokens {a} {b}" for a, b in zip(RANGES, [*ends, "and later"], strict=True)]
-    return _step_split("output_tokens", records, steps, part, names)
+    return _step_split("output_tokens", steps, part, names)
 
 
 def by_quarter(records: Sequence[RequestRecord], steps: Steps) -> Split | None:
@@ -220,7 +237,7 @@ def by_quarter(records: Sequence[RequestRecord], steps: Steps) -> Split | None:
     if not (tokens[steps.row] > 0).all():
         return None
     part = np.clip(4 * steps.token // tokens[steps.row], 0, 3)
-    return _step_split("output_quarter", records, steps, part, QUARTERS)
+    return _step_split("output_quarter", steps, part, QUARTERS)
 
 
 def by_thinking(records: Sequence[RequestRecord], steps: Steps) -> Split | None:
@@ -235,7 +252,7 @@ def by_thinking(records: Sequence[RequestRecord], steps: Steps) -> Split | None:
         return None
     thought = np.asarray([-1 if b is None else b for b in before], np.int64)[steps.row]
     part = np.where(thought < 0, -1, (steps.token >= thought).astype(np.int64))
-    return _step_split("thinking", records, steps, part, ("inside the thinking", "after it"))
+    return _step_split("thinking", steps, part, ("inside the thinking", "after it"))
 
 
 def _tokens_thought(r: RequestRecord) -> int | None:
@@ -251,16 +268,14 @@ def _tokens_thought(r: RequestRecord) -> int | None:
     )
 
 
-def over_time(cells: Sequence[CellData]) -> Split | None:
+def over_time(cells: Sequence[CellData], steps: Steps) -> Split | None:
     """By the quarter of its cell's measured phase in which the step's chunk arrived.
 
     The client's chunks are taken: the engine's steps have no time. Blocks are laid over each other.
     """
     import numpy as np
 
-    records = [r for c in cells for r in c.ok]
-    steps = client_steps(records)
-    if steps is None or steps.arrived_ns is None:
+    if steps.arrived_ns is None:
         return None
     begins, lengths = [], []
     for c in cells:
@@ -269,12 +284,11 @@ def over_time(cells: Sequence[CellData]) -> Split | None:
         lengths += [max(1, (end or 1) - (begin or 0))] * len(c.ok)
     since = steps.arrived_ns - np.asarray(begins, np.int64)[steps.row]
     part = np.clip(4 * since // np.asarray(lengths, np.int64)[steps.row], 0, 3)
-    return _step_split("run_time", records, steps, part, QUARTERS)
+    return _step_split("run_time", steps, part, QUARTERS)
 
 
 def _step_split(
     by: Literal["output_tokens", "output_quarter", "thinking", "run_time"],
-    records: Sequence[RequestRecord],
     steps: Steps,
     part: Counts,
     names: Sequence[str],
@@ -282,23 +296,20 @@ def _step_split(
     """The steps' parts, numbered from 0 (-1: of none), those without a step left out."""
     import numpy as np
 
-    cluster = clusters(records)[steps.row]
-    many = int(cluster.max()) + 1 if len(cluster) else 1
-    sums: Callable[[Counts, Counts], Counts] = lambda at, what: np.bincount(  # noqa: E731
-        cluster[at], weights=what[at], minlength=many
-    )
     parts = []
     for number, name in enumerate(names):
         at = part == number
-        if at.any():
-            y, x = sums(at, steps.accepted), sums(at, np.ones(len(part)))
-            parts.append(
-                SplitPart(
-                    name=name,
-                    requests=len(np.unique(steps.row[at])),
-                    drafts=int(x.sum()),
-                    accepted=int(y.sum()),
-                    length=_length(y, x),
-                )
+        if not at.any():
+            continue
+        cluster = steps.cluster[at]
+        y, x = np.bincount(cluster, weights=steps.accepted[at]), np.bincount(cluster)
+        parts.append(
+            SplitPart(
+                name=name,
+                requests=len(np.unique(steps.row[at])),
+                drafts=int(x.sum()),
+                accepted=int(y.sum()),
+                length=_length(y, x),
             )
+        )
     return Split(by=by, source=steps.source, parts=tuple(parts))

@@ -142,6 +142,26 @@ def test_counters_are_the_pooled_requests(mla: dict[str, Served]) -> None:
         assert variant.growth("requests_finished") == PROMPTS
 
 
+@pytest.mark.parametrize("engine", ["speculative", "reference"])
+def test_steps_and_outputs_account_for_each_other(mla: dict[str, Served], engine: str) -> None:
+    """The prefill gives one token, a step one more than it accepted; the last step may be cut."""
+    served = mla[engine]
+    for ids, told in zip(served.ids, served.answered.acceptance, strict=True):
+        assert told is not None and told.steps is not None and told.histogram is not None
+        assert len(told.steps) == told.drafts and sum(told.steps) == told.accepted
+        assert [told.steps.count(j) for j in range(K + 1)] == list(told.histogram)
+        cut = told.drafts + told.accepted - (len(ids) - 1)
+        assert 0 <= cut <= told.steps[-1] if told.steps else len(ids) == 1
+        if told.past_end is not None:  # the reference engine says it
+            assert told.past_end == max(0, cut - 1)
+
+
+def test_the_ranks_are_told(mla: dict[str, Served]) -> None:
+    (rank,) = mla["speculative"].answered.after.ranks
+    assert rank.drafts == mla["speculative"].answered.after.drafts
+    assert rank.generation_tokens == mla["speculative"].answered.after.generation_tokens
+
+
 def test_a_baseline_has_no_acceptance(mla: dict[str, Served]) -> None:
     assert mla["baseline"].answered.after.drafts is None
     assert mla["baseline"].answered.acceptance == [None] * PROMPTS

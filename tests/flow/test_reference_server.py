@@ -12,15 +12,19 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from reference_models import build_drafter, build_target, byte_tokenizer, greedy
 
 from drafters.checkpoint import save
 from engines.process import free_port
 from engines.reference.adapter import ReferenceAdapter
+from harness.analyse.requests import past_end
+from harness.serving import read_acceptance_of
 
 VOCAB = 300
 PROMPT = {"prompt": "hello", "temperature": 0, "max_tokens": 20, "return_token_ids": True}
@@ -224,9 +228,32 @@ def test_counters_equal_the_requests_own_figures(client: httpx.Client) -> None:
     assert after.generation_tokens is not None and before.generation_tokens is not None
     assert after.generation_tokens - before.generation_tokens == 7 * 20
     assert after.running == after.waiting == 0
+    grown = (after.accepted_past_end or 0) - (before.accepted_past_end or 0)
+    assert grown == sum(one.past_end or 0 for one in told if one is not None)
+    positions = zip(
+        after.accepted_per_position or (), before.accepted_per_position or (), strict=True
+    )
+    pooled = [sum(one.histogram[j] for one in told if one and one.histogram) for j in range(4)]
+    assert [a - b for a, b in positions] == [sum(pooled[j:]) for j in range(1, 4)]
     # batched with others or alone, the output is the same
     alone = client.post("/v1/completions", json=bodies[4]).json()
     assert alone["choices"][0]["token_ids"] == answers[4]["choices"][0]["token_ids"]
+
+
+def test_what_stood_behind_the_end_can_be_told_from_the_counts(client: httpx.Client) -> None:
+    """As it must be for vLLM and SGLang, which do not tell it: here the engine says whether so."""
+    seen = set()
+    for tokens in range(1, 25):
+        body = {**PROMPT, "max_tokens": tokens, "ignore_eos": True}
+        answer = client.post("/v1/completions", json=body).json()
+        told = read_acceptance_of(ReferenceAdapter(), [answer])
+        assert told is not None and told.steps is not None and told.past_end is not None
+        assert len(told.steps) == told.drafts and sum(told.steps) == told.accepted
+        silent = msgspec.structs.replace(told, past_end=None)
+        record = SimpleNamespace(output_tokens=tokens, acceptance=silent)
+        assert past_end(record) == told.past_end  # type: ignore[arg-type]
+        seen.add(told.past_end)
+    assert 0 in seen
 
 
 def test_a_client_that_leaves_frees_its_slot(client: httpx.Client) -> None:

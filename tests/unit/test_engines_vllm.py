@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from engines.base import EngineUsageError, RequestAcceptance, ServeSpec
 from engines.openai import OpenAIAdapter
 from engines.process import PhaseTracker
-from engines.prometheus import parse, total, total_by_position
+from engines.prometheus import once, parse, total, total_by_position
 from engines.vllm import VllmAdapter
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -332,6 +332,33 @@ def test_counters_are_summed_over_ranks(adapter: Any) -> None:
     assert (counters.running, counters.waiting) == (1, 0)
 
 
+def test_each_rank_is_told_and_the_process_it_lives_in() -> None:
+    text = METRICS + (
+        'vllm:generation_tokens_created{engine="1",model_name="m"} 1.7e9\n'
+        "process_start_time_seconds 1.70000000052e+09\n"
+    )
+    counters = ADAPTER.counters(text)
+    assert counters is not None
+    assert [r.rank for r in counters.ranks] == ["engine=0", "engine=1"]
+    assert sum(r.drafts or 0 for r in counters.ranks) == counters.drafts
+    assert sum(r.generation_tokens or 0 for r in counters.ranks) == counters.generation_tokens
+    assert [r.created_s for r in counters.ranks] == [None, 1_700_000_000]
+    assert counters.process_start_s == pytest.approx(1_700_000_000.52)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.lists(st.integers(0, 99), min_size=4, max_size=4))
+def test_data_parallel_ranks_are_summed_and_tensor_parallel_ones_are_not(
+    data: int, tensor: int, counts: list[int]
+) -> None:
+    lines = [
+        f'm_total{{dp_rank="{d}",tp_rank="{d * tensor + t}",pp_rank="{p}"}} {counts[d]}'
+        for d in range(data)
+        for t in range(tensor)
+        for p in range(2)
+    ]
+    assert total(once(parse("\n".join(lines))), "m_total") == sum(counts[:data])
+
+
 def test_counters_that_are_not_there_are_none() -> None:
     baseline = ADAPTER.counters('vllm:generation_tokens_total{engine="0"} 0.0\n')
     assert baseline is not None
@@ -395,6 +422,9 @@ def test_request_acceptance() -> None:
     ]
     expected = RequestAcceptance(drafts=4, drafted=12, accepted=6, histogram=(1, 1, 1, 1))
     assert ADAPTER.request_acceptance(payloads) == expected
+    told |= {"per_step_accepted": [3, 2, 1, 0], "num_accepted_past_end_tokens": 1}
+    detailed = ADAPTER.request_acceptance(payloads)
+    assert detailed == replace(expected, steps=(3, 2, 1, 0), past_end=1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from test_harness_acceptance import made_of
 
 from harness.analyse.data import CellData
 from harness.analyse.profile import profiles
-from harness.analyse.splits import client_steps, split_acceptance, steps_of
+from harness.analyse.splits import client_steps, engine_steps, split_acceptance
 from harness.analyse.summary import summarise
 from harness.measure.store import RunFolder, to_json
 from harness.records import RequestRecord, Split, SplitPart
@@ -90,7 +90,7 @@ def test_over_the_run_each_cell_is_its_own_phase() -> None:
 
 def test_the_engines_own_steps_are_taken_though_chunks_were_merged() -> None:
     merged = [with_steps([3, 0, 3, 0], index=i, merge=True) for i in range(2)]
-    steps = steps_of(merged)
+    steps = engine_steps(merged)
     assert steps is not None and steps.source == "per_request"
     assert steps.token.tolist() == [1, 5, 6, 10] * 2
     assert figures(of([cell("speculative", 0, merged)])["output_quarter"]) == {
@@ -101,7 +101,7 @@ def test_the_engines_own_steps_are_taken_though_chunks_were_merged() -> None:
 
 def test_of_the_engines_last_step_what_stood_behind_the_end_is_left_out() -> None:
     cut = with_steps([1, 3], cut=3)
-    steps = steps_of([cut])
+    steps = engine_steps([cut])
     assert steps is not None
     assert steps.accepted.tolist() == [1, 1]  # 3 accepted, 2 of them behind the end
 

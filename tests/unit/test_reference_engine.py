@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from reference_models import (
@@ -19,11 +21,15 @@ from reference_models import (
 )
 
 from engines.base import EngineUsageError
+from engines.reference.adapter import ReferenceAdapter
+from engines.reference.answers import speculative_metrics
 from engines.reference.draft import EagleProposer
 from engines.reference.engine import Engine
 from engines.reference.request import Delta, Request
 from engines.reference.sampling import SamplingParams
 from engines.reference.tokenizer import Tokenizer
+from harness.analyse.requests import past_end
+from harness.serving import read_acceptance_of
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 LENGTHS = (1, 2, 17, 40, 90)
@@ -284,6 +290,23 @@ def test_counters_are_the_sums_of_the_requests_own_figures(llama: Pair) -> None:
     assert _total(engine, "vllm:prompt_tokens_total") == sum(LENGTHS)
     length = 'vllm:request_success_total{engine="0",finished_reason="length"'
     assert _total(engine, length) == 5
+
+
+def test_what_stood_behind_the_end_follows_from_the_counts(llama: Pair) -> None:
+    """The rule that is used for engines that do not tell it, held against one that does."""
+    engine = llama.scripted(3, lambda _: 3)
+    seen = set()
+    for tokens in range(1, 14):
+        params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+        (done,) = engine.generate([llama.prompts[2]], params)
+        payload = {"metrics": {"speculative_decoding": speculative_metrics(done)}}
+        told = read_acceptance_of(ReferenceAdapter(), [payload])
+        assert told is not None and told.past_end is not None
+        silent = msgspec.structs.replace(told, past_end=None)
+        record = SimpleNamespace(output_tokens=len(done.output), acceptance=silent)
+        assert past_end(record) == told.past_end  # type: ignore[arg-type]
+        seen.add(told.past_end)
+    assert seen == {0, 1, 2}
 
 
 def test_a_cancelled_request_frees_its_slot(llama: Pair) -> None:
