@@ -49,7 +49,7 @@ def _too_few(repeats: int, word: str) -> str:
             "to the next is not seen; --set compare.launches=3 or more"
         )
     return (
-        f"two {word} of each variant: with so few, intervals are over six times as wide as with many; "
+        f"two {word} of each variant: with so few, intervals are six times as wide as with many; "
         "--set compare.launches=3 or more"
     )
 
