@@ -19,7 +19,7 @@ def variant_order(variants: tuple[Variant, ...], repeat: int) -> tuple[Variant, 
 
 
 def first_launches(compare: CompareSection, *, attached: bool) -> int:
-    """With a precision: the launches before the first look. Blocks of attached servers are turns."""
+    """With a precision: launches before the first look. Attached, a launch is `blocks` turns."""
     least = math.ceil(FEWEST_TURNS / compare.blocks) if attached else FEWEST_TURNS
     return max(compare.launches, least)
 
