@@ -31,7 +31,8 @@ def announced(prepared: Prepared, out: Path) -> list[str]:
     starts = launches_of(prepared.cells)
     word = "turns" if prepared.attached else "starts"
     if plan.precision is not None:
-        count = f"{len(starts)} {word} at first, up to {plan.max_launches} of each variant"
+        most = plan.max_launches * (plan.blocks if prepared.attached else 1)
+        count = f"{len(starts)} {word} at first, up to {most} of each variant"
     else:
         count = f"{len(starts)} {word}"
     lines = [f"{prepared.name}: {prepared.why}; {count}, {len(prepared.cells)} cells"]
@@ -49,7 +50,7 @@ def _too_few(repeats: int, word: str) -> str:
             "to the next is not seen; --set compare.launches=3 or more"
         )
     return (
-        f"two {word} of each variant: with so few, intervals are over six times as wide as with many; "
+        f"two {word} of each variant: with so few, intervals are six times as wide as with many; "
         "--set compare.launches=3 or more"
     )
 

@@ -12,7 +12,7 @@ import msgspec
 
 from harness.analyse.compare import compare
 from harness.analyse.data import RunData
-from harness.analyse.stopping import first_look, widest
+from harness.analyse.stopping import widest
 from harness.analyse.summary import cell_figures, void_reason
 from harness.errors import UsageError
 from harness.measure.store import RunFolder
@@ -29,10 +29,10 @@ def check_precision(prepared: Prepared) -> None:
         return
     if len({c.variant for c in prepared.cells}) < 2:
         raise UsageError("--precision: of a ratio, which needs both variants")
-    if first_look(plan.launches) > plan.max_launches:
+    if plan.launches > plan.max_launches:
         raise UsageError(
             f"compare.max_launches={plan.max_launches}: fewer than compare.launches, "
-            f"{first_look(plan.launches)}"
+            f"{plan.launches}"
         )
 
 
@@ -41,7 +41,7 @@ def grown(prepared: Prepared, manifest: Manifest) -> Prepared:
     if prepared.plan.compare.precision is None:
         return prepared
     own = sum(c.engine == prepared.name for c in manifest.cells)
-    cells, launches = prepared.cells, first_look(prepared.plan.compare.launches)
+    cells, launches = prepared.cells, _launches(prepared)
     while len(cells) < own and launches < prepared.plan.compare.max_launches:
         launches += 1
         cells = _cells(prepared, launches)

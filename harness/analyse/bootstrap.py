@@ -19,7 +19,7 @@ from harness.analyse.statistics import LogMean, log_mean
 from harness.measure.metrics import e2el_s, tpot_s, ttft_s
 from harness.records import LoadPoint, RequestRecord
 
-FEWEST_STARTS = 10
+FEWEST_STARTS = 20
 RESAMPLES = 1999
 BATCHES = 40
 """Requests are drawn in batches of neighbours: what lasts longer than a request stays together."""

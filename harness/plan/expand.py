@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 from harness.plan.points import load_label
 from harness.plan.points import load_points as load_points
-from harness.plan.schema import Plan
+from harness.plan.schema import CompareSection, Plan
 from harness.records import Cell, LoadPoint, Variant
 
-FEWEST_STARTS = 3
-"""With a precision: before the first look at it."""
+FEWEST_TURNS = 3
+"""With a precision: of each variant, before the first look at it."""
 
 
 def variant_order(variants: tuple[Variant, ...], repeat: int) -> tuple[Variant, ...]:
     """ABBA: every other repeat runs the variants the other way round, so that drift cancels."""
     return variants if repeat % 2 == 0 else tuple(reversed(variants))
+
+
+def first_launches(compare: CompareSection, *, attached: bool) -> int:
+    """With a precision: launches before the first look. Attached, a launch is `blocks` turns."""
+    least = math.ceil(FEWEST_TURNS / compare.blocks) if attached else FEWEST_TURNS
+    return max(compare.launches, least)
 
 
 def expand(plan: Plan, engine: str, variants: tuple[Variant, ...], *, attached: bool) -> list[Cell]:
@@ -27,7 +35,7 @@ def expand(plan: Plan, engine: str, variants: tuple[Variant, ...], *, attached: 
     points = load_points(plan.load)
     repeats, blocks = plan.compare.launches, plan.compare.blocks
     if plan.compare.precision is not None:
-        repeats = max(repeats, FEWEST_STARTS)
+        repeats = first_launches(plan.compare, attached=attached)
     if attached:
         repeats, blocks = repeats * blocks, 1
     cells: list[Cell] = []

@@ -138,3 +138,11 @@ def test_a_precision_is_a_share_or_a_percentage() -> None:
 def test_what_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--precision"):
         parse_precision(text)
+
+
+def test_turns_of_running_servers_begin_with_what_the_plan_says() -> None:
+    for launches, blocks, turns in ((1, 4, 4), (1, 2, 4), (2, 2, 4), (1, 1, 3)):
+        plan = Plan(compare=CompareSection(launches=launches, blocks=blocks, precision=0.03))
+        cells = expand(plan, "openai", VARIANTS, attached=True)
+        assert len({c.repeat for c in cells}) == turns
+        assert {c.block for c in cells} == {0}
