@@ -8,7 +8,7 @@ import msgspec
 
 from engines.base import Adapter
 from engines.catalog import adapter as adapter_named
-from harness.errors import UsageError
+from harness.errors import UsageError, one_line
 from harness.load.prompts.datasets import Prompt
 from harness.load.streaming.origin import Origin
 from harness.load.streaming.plain import plain_client
@@ -114,7 +114,7 @@ def model_names(body: bytes) -> list[str]:
 
 
 def _in_words(error: Exception) -> str:
-    return re.sub(r"^\[errno -?\d+\] ", "", str(error).lower())
+    return one_line(re.sub(r"^\[errno -?\d+\] ", "", str(error).lower()), 160)
 
 
 def label_server(
