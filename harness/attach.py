@@ -76,6 +76,11 @@ def served_model(root: str, plan: Plan) -> str:
         with plain_client(root, plan.client, api_key(plan)) as client:
             status, body = fetch(client, f"{root}/v1/models", deadline_s=10.0)
     except FetchError as error:
+        if "certificate" in str(error).lower():
+            raise UsageError(
+                f"--url {root}: its certificate is not trusted ({_in_words(error)}); "
+                "set client.ca_file, or client.verify_tls=false"
+            ) from None
         raise UsageError(
             f"--url {root}: nothing answers there ({_in_words(error)}); is the server running?"
         ) from None
