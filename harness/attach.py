@@ -8,7 +8,7 @@ import msgspec
 
 from engines.base import Adapter
 from engines.catalog import adapter as adapter_named
-from harness.errors import UsageError
+from harness.errors import UsageError, one_line
 from harness.load.prompts.datasets import Prompt
 from harness.load.streaming.origin import Origin
 from harness.load.streaming.plain import plain_client
@@ -76,6 +76,11 @@ def served_model(root: str, plan: Plan) -> str:
         with plain_client(root, plan.client, api_key(plan)) as client:
             status, body = fetch(client, f"{root}/v1/models", deadline_s=10.0)
     except FetchError as error:
+        if "certificate" in str(error).lower():
+            raise UsageError(
+                f"--url {root}: its certificate is not trusted ({_in_words(error)}); "
+                "set client.ca_file, or client.verify_tls=false"
+            ) from None
         raise UsageError(
             f"--url {root}: nothing answers there ({_in_words(error)}); is the server running?"
         ) from None
@@ -114,7 +119,7 @@ def model_names(body: bytes) -> list[str]:
 
 
 def _in_words(error: Exception) -> str:
-    return re.sub(r"^\[errno -?\d+\] ", "", str(error).lower())
+    return one_line(re.sub(r"^\[errno -?\d+\] ", "", str(error).lower()), 160)
 
 
 def label_server(

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from harness.errors import UsageError
+from harness.errors import UsageError, one_line
 from harness.plan.schema import Plan, Section
 
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 LIST_HINT = "give one value, or several with commas between"
 
 
@@ -172,9 +173,13 @@ def to_plan(table: dict[str, Any], where: str) -> Plan:
     check_keys(table, where)
     _check_texts(table, where)
     try:
-        return msgspec.convert(_lift(table), Plan)
+        plan = msgspec.convert(_lift(table), Plan)
     except msgspec.ValidationError as error:
         path = str(error).partition(" - at `$.")[2]
         key = path.rstrip("`").removesuffix("[...]") or "plan"
         said = complaint(error, known_keys().get(key))
         raise UsageError(f"{where}: '{key}': {said}") from None
+    for name, value in plan.client.headers.items():
+        if not HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
+            raise UsageError(f"{where}: client.headers: {one_line(name, 80)}: no header of HTTP")
+    return plan

@@ -241,14 +241,14 @@ def test_odd_but_good_lines_of_a_data_set(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     parts = [{"type": "text", "text": "hi"}]
     rows = [
-        {"prompt": "a", "category": 7, "id": 10**30},
+        {"prompt": "a", "category": 7, "id": 10**18},
         {"messages": [{"role": "user", "content": parts}]},
         {"messages": [{"role": "assistant", "content": None, "tool_calls": []}]},
     ]
     lines = "\r\n".join(json.dumps(row) for row in rows)
     path.write_bytes(b"\xef\xbb\xbf" + lines.encode() + b"\r\n\r\n")
     prompts = read_jsonl(path)
-    assert (prompts[0].category, prompts[0].id) == ("7", str(10**30))
+    assert (prompts[0].category, prompts[0].id) == ("7", str(10**18))
     warm = allot(prompts, warmup=9, needs=[3], seed=0).warmup
     first = next(p for p in warm if p.messages and isinstance(p.messages[0]["content"], list))
     assert first.messages is not None

@@ -484,3 +484,17 @@ def test_a_message_beside_an_empty_delta_is_read() -> None:
     both = {"choices": [{"delta": {}, "message": {"content": "x"}, "token_ids": [1]}]}
     (record,), _ = ask(lambda n, body: stream([both]))
     assert (record.text, record.token_ids) == ("x", (1,))
+
+
+def test_what_follows_the_end_is_not_of_the_answer() -> None:
+    (record,), _ = ask(lambda n, body: stream([*GOOD[:3], "[DONE]", token([9], "more")]))
+    assert record.token_ids == (1, 2, 3)
+
+
+def test_an_errors_endless_body_is_not_kept() -> None:
+    reader = AnswerReader()
+    reader.head(500, {b"content-type": b"text/plain"})
+    for at in range(100):
+        reader.piece(at, b"x" * 100_000)
+    assert sum(map(len, reader._raw)) <= 1_100_000
+    assert (reader.answer().error or "").startswith("HTTP 500: xxx")

@@ -30,6 +30,11 @@ from harness.plan.schema import WorkloadSection
         ('{"prompt": ""}', "line 2: 'prompt'"),
         ('{"messages": []}', "line 2: 'messages'"),
         ('{"messages": [{"role": "user"}]}', "line 2: 'messages'"),
+        ('{"prompt": "a", "max_tokens": 99999999999999999999}', "line 2: holds a whole number"),
+        (
+            '{"prompt": "a", "sampling": {"x": [1e3, -9223372036854775809]}}',
+            "line 2: holds a whole",
+        ),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, needle: str) -> None:
@@ -61,6 +66,7 @@ def test_a_file_of_both_kinds_is_read(tmp_path: Path) -> None:
         ("random", "input_tokens=512"),
         ("gsm9k", "did you mean gsm8k"),
         ("demo", "demo pair"),
+        ("", "no such file"),
     ],
 )
 def test_datasets_that_cannot_be(dataset: str, needle: str) -> None:
@@ -197,6 +203,13 @@ def test_tables_are_read_by_their_column(tmp_path: Path) -> None:
     first, second = load(tmp_path / "p.parquet", column="chat")
     assert (first.messages, second.messages) == (tuple(chat[0]), tuple(chat[1]))
     assert [len(p.turns) for p in load(tmp_path / "p.parquet")] == [1, 0]
+
+
+def test_a_csv_field_may_be_large(tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["prompt"], ["y" * 3_000_000], ["z"]])
+    assert [len(p.text or "") for p in load(path)] == [3_000_000, 1]
 
 
 @pytest.mark.parametrize(

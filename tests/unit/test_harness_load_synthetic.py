@@ -190,6 +190,8 @@ def test_a_trace_gives_its_lengths_in_its_order(targets: dict[str, Path], tmp_pa
         ({"input_tokens": 8, "prefix_tokens": 8}, "at most 8 tokens long"),
         ({"input_tokens": 2000}, "do not fit the context of 1000"),
         ({"input_tokens": Length(mean=5, min=9, max=4)}, "max 4 is less than min 9"),
+        ({"input_tokens": Length(mean=50, max=10)}, "mean 50 is not from min 1 to max 10"),
+        ({"input_tokens": Length(mean=5, min=9)}, "mean 5 is not from min 9"),
     ],
 )
 def test_lengths_that_cannot_be_are_refused(

@@ -66,6 +66,9 @@ def test_unknown_key_in_an_engine_part_is_found(tmp_path: Path) -> None:
         ("[engine]\ndtype = 'float9'\n", "one of auto, float32"),
         ("[load]\nconcurrency = [1, 0]\n", "load.concurrency"),
         ("load = 3\n", "'load' is a table"),
+        ('[client]\nheaders = {X = "a\\r\\nEvil: 1"}\n', "client.headers: X"),
+        ("[client]\nheaders = {X = 'é'}\n", "client.headers: X: no header of HTTP"),
+        ("[client]\nheaders = {'X y' = 'a'}\n", "client.headers: X y"),
         ("[load\n", "not valid TOML"),
     ],
 )

@@ -169,7 +169,7 @@ def _read(workload: WorkloadSection, demo_prompts: Path | None) -> list[Prompt]:
 def _existing(dataset: str) -> Path | None:
     try:
         path = Path(dataset).expanduser()
-        return path if path.is_file() or path.is_dir() else None
+        return path if dataset.strip() and (path.is_file() or path.is_dir()) else None
     except (OSError, RuntimeError, ValueError):
         return None
 

@@ -31,8 +31,14 @@ def draw_lengths(wanted: int | Length, count: int, rng: random.Random) -> list[i
 
 def check_length(wanted: int | Length | None, key: str) -> None:
     """Raise `UsageError` where a distribution's bounds exclude each other."""
-    if isinstance(wanted, Length) and wanted.max is not None and wanted.max < wanted.min:
+    if not isinstance(wanted, Length):
+        return
+    most = math.inf if wanted.max is None else wanted.max
+    if most < wanted.min:
         raise UsageError(f"{key}: max {wanted.max} is less than min {wanted.min}")
+    if not wanted.min <= wanted.mean <= most:
+        bounds = f"from min {wanted.min}" + ("" if wanted.max is None else f" to max {wanted.max}")
+        raise UsageError(f"{key}: mean {wanted.mean:g} is not {bounds}")
 
 
 def longest(wanted: int | Length) -> int | None:

@@ -17,6 +17,8 @@ LINES = (".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv", ".parquet")
 KINDS = (*LINES, ".json", *TABLES, ".txt")
 BATCH_ROWS = 1024
+BLOCK_BYTES = 16_000_000
+"""Of a CSV file in memory at a time; a row must fit."""
 BOM = b"\xef\xbb\xbf"
 
 Row = tuple[str, str, Any]
@@ -65,9 +67,13 @@ def set_file(folder: Path, subset: str | None, split: str | None) -> Path:
 def decode_row(line: bytes | msgspec.Raw, where: str) -> Any:
     """A row's JSON. Raises `UsageError` naming `where`."""
     try:
-        return msgspec.json.decode(line)
+        row = msgspec.json.decode(line)
+        msgspec.msgpack.encode(row)  # what a load generating process is given
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON: {error}") from None
+    except OverflowError:
+        raise UsageError(f"{where}: holds a whole number of more than 64 bits") from None
+    return row
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str, str]]:
@@ -143,5 +149,6 @@ def _batches(path: Path, how: Reading) -> Iterator[Any]:
     yield from table.open_csv(
         path,
         parse_options=table.ParseOptions(delimiter=tab, newlines_in_values=True),
+        read_options=table.ReadOptions(block_size=BLOCK_BYTES),
         convert_options=table.ConvertOptions(column_types=dict.fromkeys(names, string())),
     )

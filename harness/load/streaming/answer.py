@@ -29,6 +29,7 @@ from harness.load.streaming.sse import SseParser
 
 MAX_EVENT_BYTES = 8_000_000
 """Of one event; a server that never ends one is not listened to."""
+MAX_ERROR_BYTES = 1_000_000
 TAIL = 8
 """So many of the last payloads are kept as they came: engines put their own figures there."""
 TokenSource = Literal["token_ids", "usage"]
@@ -63,6 +64,7 @@ class AnswerReader:
     def __init__(self) -> None:
         self._sse: SseParser | None = None
         self._raw: list[bytes] = []
+        self._raw_bytes = 0
         self._last_ns = 0
         self._status: int | None = None
         self._retry_after_s: float | None = None
@@ -102,7 +104,7 @@ class AnswerReader:
         """A piece of the body arrived at `arrived_ns`."""
         self._last_ns = arrived_ns
         if self._sse is None:
-            self._raw.append(data)
+            self._keep(data)
             return
         if self._overlong:
             return
@@ -112,10 +114,18 @@ class AnswerReader:
             self._overlong = True
             self._fail(f"the stream sent an event of more than {MAX_EVENT_BYTES:,} bytes")
 
+    def _keep(self, data: bytes) -> None:
+        """A body that is no event stream; of an error, which may never end, the beginning."""
+        if (self._status or 0) < 400 or self._raw_bytes < MAX_ERROR_BYTES:
+            self._raw.append(data)
+            self._raw_bytes += len(data)
+
     def _fail(self, error: str) -> None:
         self._error = self._error or error
 
     def _event(self, arrived_ns: int, data: bytes, kind: bytes) -> None:
+        if self._ended:
+            return  # what follows the end belongs to no answer
         if data == b"[DONE]":
             self._ended = True
             return
