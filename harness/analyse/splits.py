@@ -306,7 +306,7 @@ def _step_split(
         parts.append(
             SplitPart(
                 name=name,
-                requests=len(np.unique(steps.row[at])),
+                requests=int(np.count_nonzero(np.bincount(steps.row[at]))),
                 drafts=int(x.sum()),
                 accepted=int(y.sum()),
                 length=_length(y, x),
