@@ -102,8 +102,10 @@ def test_figures_by_hand() -> None:
     assert [e.value for e in found.per_position_conditional] == pytest.approx([1 / 3, 1 / 2, 1])
     # residuals 4 - 2/3 * 2 = 8/3 and 0 - 2/3 * 4 = -8/3: se = sqrt(2 * 2 * 64/9) / 6
     half = 12.706205 * math.sqrt(2 * 2 * 64 / 9) / 6
-    assert found.length.high == pytest.approx(1 + 4 / 6 + half)
-    assert found.length.low == 1.0  # a step gives at least its own token
+    free = ratio(np.array([4, 0]), np.array([2, 4]), offset=1)
+    assert free.high == pytest.approx(1 + 4 / 6 + half)
+    # A step gives at least its own token, and at most k more.
+    assert (found.length.low, found.length.high) == (1.0, 4.0)
 
 
 def test_requests_of_one_prompt_are_one_cluster() -> None:
