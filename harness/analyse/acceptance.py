@@ -127,7 +127,7 @@ def estimates_of(c: Columns | None) -> AcceptanceEstimates | None:
     reached = [drafts]
     if c.positions is not None:
         reached += [c.summed(column) for column in c.positions.T]
-    known = c.output >= 0
+    known, told = c.output >= 0, c.source == "per_request"
     return AcceptanceEstimates(
         source=c.source,
         requests=int(with_steps.sum()),
@@ -145,7 +145,7 @@ def estimates_of(c: Columns | None) -> AcceptanceEstimates | None:
             offset=1,
             most=most,
         ),
-        past_end=int((c.accepted - c.output)[known].sum()) if known.any() else None,
+        past_end=int((c.accepted - c.output)[known].sum()) if told and known.any() else None,
         uncorrected=int((~known).sum()),
     )
 

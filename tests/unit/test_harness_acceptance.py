@@ -120,7 +120,7 @@ def test_without_the_engines_figures_the_clients_are_taken() -> None:
     found = estimates([made_of([3, 1], acceptance=None), made_of([0], index=1)])
     assert found is not None and found.source == "client"
     assert found.length.value == pytest.approx(1 + 4 / 3)
-    assert found.rate.value is None
+    assert (found.rate.value, found.past_end) == (None, None)
     assert estimates([made_of([1], acceptance=None, chunk_tokens=None)]) is None
     assert estimates([]) is None
 
