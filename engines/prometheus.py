@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from engines.base import RankCounters
+
 _SAMPLE = re.compile(
     r"^(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)"
     r"(?:\{(?P<labels>(?:[^\"}]|\"(?:\\.|[^\"\\])*\")*)\})?"
@@ -81,6 +83,28 @@ def by_rank(samples: list[Sample], name: str) -> dict[str, int]:
         if sample.name == name and rank is not None:
             sums[rank] = sums.get(rank, 0.0) + sample.value
     return {rank: round(value) for rank, value in sums.items()}
+
+
+def rank_counters(
+    samples: list[Sample],
+    *,
+    drafts: str,
+    tokens: str,
+    accepted: str = "",
+    created: str = "",
+) -> tuple[RankCounters, ...]:
+    """Each data-parallel rank's share, from the series of these names; none without such labels."""
+    by = {name: by_rank(samples, name) for name in (drafts, accepted, tokens, created)}
+    return tuple(
+        RankCounters(
+            rank=rank,
+            drafts=by[drafts].get(rank),
+            accepted=by[accepted].get(rank),
+            generation_tokens=by[tokens].get(rank),
+            created_s=by[created].get(rank),
+        )
+        for rank in sorted({*by[drafts], *by[accepted], *by[tokens]})
+    )
 
 
 def first(samples: list[Sample], name: str) -> float | None:

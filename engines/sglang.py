@@ -31,7 +31,7 @@ from engines.base import (
     SpecCounters,
 )
 from engines.checkpoint import check_named, drop_nulls, read_config
-from engines.prometheus import first, once, parse
+from engines.prometheus import Sample, first, once, parse, rank_counters
 
 KERNEL_PATH = Path(__file__).with_name("sglang_cpu")
 CPU_BACKENDS = (
@@ -117,7 +117,8 @@ class SglangAdapter:
         Accepted and drafted tokens are None: SGLang counts neither. Returns None where the text
         holds no metric of SGLang's.
         """
-        totals = _read_metrics(metrics_text)
+        samples = once(parse(metrics_text))
+        totals = _totals(samples)
         if not totals:
             return None
         return SpecCounters(
@@ -127,7 +128,12 @@ class SglangAdapter:
             requests_finished=totals.get("num_requests_total"),
             running=totals.get("num_running_reqs"),
             waiting=totals.get("num_queue_reqs"),
-            process_start_s=first(parse(metrics_text), "process_start_time_seconds"),
+            process_start_s=first(samples, "process_start_time_seconds"),
+            ranks=rank_counters(
+                samples,
+                drafts="sglang:spec_verify_calls_total",
+                tokens="sglang:generation_tokens_total",
+            ),
         )
 
     def request_fields(self, *, speculative: bool, endpoint: str = "chat") -> Mapping[str, Any]:
@@ -282,13 +288,10 @@ def _speculative_args(spec: ServeSpec, workdir: Path) -> list[str]:
     return args
 
 
-def _read_metrics(text: str) -> dict[str, int]:
-    """SGLang's own metrics by name without the prefix, summed over labels.
-
-    Of tensor- and pipeline-parallel ranks, which all tell the same, only the first is taken.
-    """
+def _totals(samples: list[Sample]) -> dict[str, int]:
+    """SGLang's own metrics by name without the prefix, summed over labels."""
     totals: dict[str, float] = {}
-    for sample in once(parse(text)):
+    for sample in samples:
         if not sample.name.startswith("sglang:"):
             continue
         name = sample.name.removeprefix("sglang:")

@@ -20,14 +20,13 @@ from engines.base import (
     EngineUsageError,
     Launch,
     PhaseMark,
-    RankCounters,
     RequestAcceptance,
     ServeSpec,
     SpecCounters,
 )
 from engines.checkpoint import check_named, drop_nulls, read_config
 from engines.install import engine_python
-from engines.prometheus import Sample, by_rank, first, once, parse, total, total_by_position
+from engines.prometheus import first, once, parse, rank_counters, total, total_by_position
 
 MODULE = "vllm.entrypoints.openai.api_server"
 CPU_KV_CACHE_GIB = 2.0
@@ -135,24 +134,13 @@ def read_counters(metrics_text: str) -> SpecCounters | None:
         waiting=total(samples, "vllm:num_requests_waiting"),
         accepted_past_end=total(told, "reference:spec_decode_num_accepted_past_end_tokens_total"),
         process_start_s=first(told, "process_start_time_seconds"),
-        ranks=_ranks(samples),
-    )
-
-
-def _ranks(samples: list[Sample]) -> tuple[RankCounters, ...]:
-    drafts = by_rank(samples, "vllm:spec_decode_num_drafts_total")
-    accepted = by_rank(samples, "vllm:spec_decode_num_accepted_tokens_total")
-    tokens = by_rank(samples, "vllm:generation_tokens_total")
-    created = by_rank(samples, "vllm:generation_tokens_created")
-    return tuple(
-        RankCounters(
-            rank=rank,
-            drafts=drafts.get(rank),
-            accepted=accepted.get(rank),
-            generation_tokens=tokens.get(rank),
-            created_s=created.get(rank),
-        )
-        for rank in sorted({*drafts, *accepted, *tokens})
+        ranks=rank_counters(
+            samples,
+            drafts=f"{spec}drafts_total",
+            accepted=f"{spec}accepted_tokens_total",
+            tokens="vllm:generation_tokens_total",
+            created="vllm:generation_tokens_created",
+        ),
     )
 
 

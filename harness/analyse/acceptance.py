@@ -115,6 +115,7 @@ def estimates_of(c: Columns | None) -> AcceptanceEstimates | None:
     if c is None or not c.drafts.sum():
         return None
     drafts, accepted = c.summed(c.drafts), c.summed(c.accepted)
+    most = c.longest
     with_steps = c.drafts > 0
     ones = c.summed(with_steps)
     own = c.summed(np.where(with_steps, c.accepted / np.maximum(c.drafts, 1), 0))
@@ -122,26 +123,29 @@ def estimates_of(c: Columns | None) -> AcceptanceEstimates | None:
     if c.drafted is not None:
         rate = share(accepted, c.summed(c.drafted))
         rates = np.where(with_steps, c.accepted / np.maximum(c.drafted, 1), 0)
-        rate_mean = ratio(c.summed(rates), ones)
+        rate_mean = ratio(c.summed(rates), ones, most=1)
     reached = [drafts]
     if c.positions is not None:
         reached += [c.summed(column) for column in c.positions.T]
-    known = c.output >= 0
+    known, told = c.output >= 0, c.source == "per_request"
     return AcceptanceEstimates(
         source=c.source,
         requests=int(with_steps.sum()),
         clusters=int((drafts > 0).sum()),
         confidence=CONFIDENCE,
-        length=ratio(accepted, drafts, offset=1),
-        length_request_mean=ratio(own, ones, offset=1),
+        length=ratio(accepted, drafts, offset=1, most=most),
+        length_request_mean=ratio(own, ones, offset=1, most=most),
         rate=rate,
         rate_request_mean=rate_mean,
         per_position=tuple(share(at, drafts) for at in reached[1:]),
         per_position_conditional=tuple(share(at, before) for before, at in pairwise(reached)),
         length_output=ratio(
-            c.summed(np.where(known, c.output, 0)), c.summed(np.where(known, c.drafts, 0)), offset=1
+            c.summed(np.where(known, c.output, 0)),
+            c.summed(np.where(known, c.drafts, 0)),
+            offset=1,
+            most=most,
         ),
-        past_end=int((c.accepted - c.output)[known].sum()) if known.any() else None,
+        past_end=int((c.accepted - c.output)[known].sum()) if told and known.any() else None,
         uncorrected=int((~known).sum()),
     )
 

@@ -96,6 +96,8 @@ def bonus_counted(data: CellData, counts: DraftCounts | None) -> str | None:
         most = max(counts.per_position)
         return f"{most} of {counts.drafts} drafts were accepted at one position"
     k = drafted_a_step(counts)
+    if k and counts.accepted > k * counts.drafts:
+        return f"{counts.accepted / counts.drafts:.2f} of {k} draft tokens a step were accepted"
     found = traffic(data)
     if not k or found.client is None or not found.whole:
         return None

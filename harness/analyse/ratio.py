@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 
 
-def ratio(y: Counts, x: Counts, *, offset: float = 0.0) -> Estimate:
-    """offset + sum(y) / sum(x), never below `offset`: for lengths and means."""
+def ratio(y: Counts, x: Counts, *, offset: float = 0.0, most: float | None = None) -> Estimate:
+    """offset + sum(y) / sum(x): for lengths and means.
+
+    Its interval is cut at `offset` and at `most`, beyond which the figure cannot be.
+    """
     whole = float(x.sum())
     if whole <= 0:
         return Estimate(value=None)
@@ -32,9 +35,8 @@ def ratio(y: Counts, x: Counts, *, offset: float = 0.0) -> Estimate:
     if spread is None:
         return Estimate(value=offset + value)
     half = t_quantile(0.5 + CONFIDENCE / 2, len(x) - 1) * spread
-    return Estimate(
-        value=offset + value, low=offset + max(0.0, value - half), high=offset + value + half
-    )
+    low, high = offset + max(0.0, value - half), offset + value + half
+    return Estimate(value=offset + value, low=low, high=high if most is None else min(high, most))
 
 
 def share(y: Counts, x: Counts) -> Estimate:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from harness.analyse.data import CellData
 from harness.analyse.doubts import counter_cautions, counters_doubted
 from harness.analyse.requests import cut_tokens, drafted_a_step
-from harness.measure.metrics import acceptance_length
+from harness.measure.metrics import acceptance_length, dropped
 from harness.records import Acceptance, Caution, DraftCounts, MergedChunks
 
 SAME_STEPS = 0.01
 """Of acceptance length, and of drafts: counters and requests count the same steps."""
-CLIENT = 0.05
+CLIENT = UNENDED = 0.05
 MERGED = 0.05
 """A larger share of merged chunks makes the client's figures those of another unit than steps."""
 
@@ -65,17 +65,19 @@ def _merged(merged: MergedChunks | None) -> Caution | None:
     )
 
 
-def disagreements(acceptance: Acceptance) -> list[str]:
+def disagreements(acceptance: Acceptance, *, whole: bool = True) -> list[str]:
     """What the sources say where they differ beyond what their definitions allow.
 
-    Counters and per-request figures count the same drafts: 1% of acceptance length is allowed. The
-    client sees runs cut at a stop: 5%; steps that came merged are measured, and told apart.
+    Counters and per-request figures count the same drafts: 1% of acceptance length is allowed, 5%
+    where requests did not end (not `whole`), whose steps only the counters know. The client sees
+    runs cut at a stop: 5%; steps that came merged are measured, and told apart.
     """
     lengths = {name: _length(counts) for name, counts in acceptance.sources.items()}
     believed = lengths.get(acceptance.source)
     if believed is None:
         return []
-    allowed = {"counters": SAME_STEPS, "per_request": SAME_STEPS, "client": CLIENT}
+    same = SAME_STEPS if whole else UNENDED
+    allowed = {"counters": same, "per_request": same, "client": CLIENT}
     if acceptance.merged is not None and (acceptance.merged.share or 0) > MERGED:
         del allowed["client"]
     return [
@@ -90,7 +92,9 @@ def _length(counts: DraftCounts | None) -> float | None:
 
 
 def _disagree(data: CellData, acceptance: Acceptance) -> Caution | None:
-    odd = disagreements(acceptance) or _other_steps(data, acceptance)
+    whole = all(r.status == "ok" or dropped(r) for r in data.records)
+    odd = disagreements(acceptance, whole=whole)
+    odd = odd or (_other_steps(data, acceptance) if whole else [])
     if not odd or _explained_by_cut(data, acceptance, odd):
         return None
     said = "; ".join(

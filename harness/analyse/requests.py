@@ -80,6 +80,13 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     output: Counts
     cluster: Counts
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens a verify step can give; None where that is not known."""
+        if self.positions is None or self.source == "client" or not self.positions.shape[1]:
+            return None
+        return int(self.positions.shape[1]) + 1
+
     def summed(self, values: Counts) -> Counts:
         """`values` of each request, added up for each cluster."""
         import numpy as np

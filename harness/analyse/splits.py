@@ -51,7 +51,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
     `row` is its request, `cluster` that request's prompt, `token` the output tokens before it,
     `arrived_ns` when its chunk came (the engine's own steps: None, as several may have come in one
-    chunk).
+    chunk). `longest`: tokens a step can give, where that is known.
     """
 
     source: Literal["per_request", "client"]
@@ -60,6 +60,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     token: Counts
     accepted: Counts
     arrived_ns: Counts | None
+    longest: int | None = None
 
 
 def split_acceptance(run: RunData) -> tuple[AcceptanceSplits, ...]:
@@ -117,7 +118,9 @@ def engine_steps(records: Sequence[RequestRecord]) -> Steps | None:
             own[-1] = max(0, own[-1] - (past_end(r) or 0))
     sizes = np.fromiter(map(len, steps), np.int64, len(steps))
     accepted = np.fromiter(chain.from_iterable(steps), np.int64, int(sizes.sum()))
-    return _in_order("per_request", records, sizes, np.ones(len(steps), np.int64), accepted)
+    found = _in_order("per_request", records, sizes, np.ones(len(steps), np.int64), accepted)
+    k = k_of(records)
+    return msgspec.structs.replace(found, longest=None if k is None else k + 1)
 
 
 def client_steps(records: Sequence[RequestRecord]) -> Steps | None:
@@ -181,13 +184,13 @@ def _request_part(name: str, own: Columns, mine: Counts) -> SplitPart:
         requests=int((mine & (own.drafts > 0)).sum()),
         drafts=int(x.sum()),
         accepted=int(y.sum()),
-        length=_length(y, x),
+        length=_length(y, x, own.longest),
     )
 
 
-def _length(accepted: Counts, drafts: Counts) -> Estimate:
+def _length(accepted: Counts, drafts: Counts, most: int | None) -> Estimate:
     has = drafts > 0
-    return ratio(accepted[has], drafts[has], offset=1)
+    return ratio(accepted[has], drafts[has], offset=1, most=most)
 
 
 def by_request(records: Sequence[RequestRecord], own: Columns) -> Split | None:
@@ -306,10 +309,10 @@ def _step_split(
         parts.append(
             SplitPart(
                 name=name,
-                requests=len(np.unique(steps.row[at])),
+                requests=int(np.count_nonzero(np.bincount(steps.row[at]))),
                 drafts=int(x.sum()),
                 accepted=int(y.sum()),
-                length=_length(y, x),
+                length=_length(y, x, steps.longest),
             )
         )
     return Split(by=by, source=steps.source, parts=tuple(parts))

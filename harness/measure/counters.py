@@ -15,6 +15,8 @@ from harness.records import CounterProblem, DraftCounts, EngineCounters
 SETTLE_S = 5.0
 POLL_S = 0.15
 TIMEOUT_S = 5.0
+TRIES = 12
+"""Readings that may fail one after another: a page that is gone shall not cost 5 s a cell."""
 RESTART_S = 0.5
 """Start times of one process, or of one counter, that differ by more are of two."""
 
@@ -44,8 +46,8 @@ class CounterReader:
         try:
             status, body = fetch(self._http, self._url, deadline_s=TIMEOUT_S)
             if status != 200:
-                # 404: the server has no such page; anything else may pass
-                self.failure = None if status in (404, 405) else f"HTTP {status}"
+                # 4xx: there is no such page for us, and there will be none; the rest may pass
+                self.failure = f"HTTP {status}" if status >= 500 or status in (408, 429) else None
                 return None
             return self._adapter.counters(body.decode("utf-8", "replace"))
         except FetchError as error:
@@ -57,12 +59,16 @@ class CounterReader:
     def settled(self, deadline_s: float = SETTLE_S) -> tuple[SpecCounters | None, bool]:
         """Read until nothing runs and two readings agree; False where that did not come about.
 
-        A reading that fails is tried again until the deadline. If the last one failed the answer
-        is None: earlier ones may have been taken before the server had counted everything.
+        A reading that fails is tried again. If the last one failed the answer is None: earlier ones
+        may have been taken before the server had counted everything.
         """
         end = time.monotonic() + deadline_s
         last = self.read()
+        failed = 0
         while (last is not None or self.failure is not None) and time.monotonic() < end:
+            failed = 0 if self.failure is None else failed + 1
+            if failed >= TRIES:
+                break
             time.sleep(POLL_S)
             now = self.read()
             idle = now is not None and not now.running and not now.waiting

@@ -7,7 +7,7 @@ is undefined is None, never zero. `docs/metrics.md` says the same in prose.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -338,9 +338,10 @@ def client_counts(records: Sequence[RequestRecord]) -> DraftCounts | None:
     ok = [r for r in records if r.status == "ok"]
     if not ok or any(r.chunk_tokens is None for r in ok):
         return None
-    steps = [t for r in ok for t in (r.chunk_tokens or ())[1:]]
-    longest = max(steps, default=1)
+    later = chain.from_iterable((r.chunk_tokens or ())[1:] for r in ok)
+    steps = np.fromiter(later, np.int64)
+    longest = int(steps.max(initial=1))
     if longest > LONGEST_STEP:
         return None  # chunks of another making than verify steps
-    at_least = [sum(t > j for t in steps) for j in range(1, longest)]
-    return DraftCounts(drafts=len(steps), accepted=sum(at_least), per_position=tuple(at_least))
+    at_least = tuple(int((steps > j).sum()) for j in range(1, longest))
+    return DraftCounts(drafts=len(steps), accepted=sum(at_least), per_position=at_least)

@@ -100,12 +100,21 @@ def test_the_demo_run(demo_pair: Path, tmp_path: Path) -> None:
         acceptance = cell["acceptance"]
         assert acceptance["source"] == "counters"
         assert acceptance["sources"]["counters"] == acceptance["sources"]["per_request"]
+        # Each chunk is one verify step, so that the client's count of them is exact.
+        assert acceptance["sources"]["client"]["drafts"] == acceptance["drafts"]
+        assert acceptance["merged"]["share"] == 0
+        assert acceptance["estimates"]["length"]["value"] == acceptance["length"]
+        odd = [c["code"] for c in cell["cautions"]]
+        assert not [code for code in odd if "counters" in code or "acceptance" in code], odd
         assert 1 < acceptance["length"] < 4
         assert cell["integrity"]["identical"] == cell["integrity"]["compared"] == 6
     assert len([c for c in summary["comparisons"] if c["metric"] == "output_tokens_per_s"]) == 2
     assert "of draft tokens accepted; output identical (24 of 24)" in " ".join(out.split())
-    for name in ("manifest.json", "report.html", "report.md"):
+    for name in ("manifest.json", "report.html", "report.md", "speculation_profile.json"):
         assert (folder / name).stat().st_size > 0
+    assert {"output_tokens", "run_time", "thinking"} <= {
+        split["by"] for split in summary["splits"][0]["splits"]
+    }
     log = folder / "cells" / summary["cells"][0]["cell_id"] / "engine.log"
     assert "ready" in log.read_text()
 

@@ -102,8 +102,10 @@ def test_figures_by_hand() -> None:
     assert [e.value for e in found.per_position_conditional] == pytest.approx([1 / 3, 1 / 2, 1])
     # residuals 4 - 2/3 * 2 = 8/3 and 0 - 2/3 * 4 = -8/3: se = sqrt(2 * 2 * 64/9) / 6
     half = 12.706205 * math.sqrt(2 * 2 * 64 / 9) / 6
-    assert found.length.high == pytest.approx(1 + 4 / 6 + half)
-    assert found.length.low == 1.0  # a step gives at least its own token
+    free = ratio(np.array([4, 0]), np.array([2, 4]), offset=1)
+    assert free.high == pytest.approx(1 + 4 / 6 + half)
+    # A step gives at least its own token, and at most k more.
+    assert (found.length.low, found.length.high) == (1.0, 4.0)
 
 
 def test_requests_of_one_prompt_are_one_cluster() -> None:
@@ -118,7 +120,7 @@ def test_without_the_engines_figures_the_clients_are_taken() -> None:
     found = estimates([made_of([3, 1], acceptance=None), made_of([0], index=1)])
     assert found is not None and found.source == "client"
     assert found.length.value == pytest.approx(1 + 4 / 3)
-    assert found.rate.value is None
+    assert (found.rate.value, found.past_end) == (None, None)
     assert estimates([made_of([1], acceptance=None, chunk_tokens=None)]) is None
     assert estimates([]) is None
 

@@ -273,8 +273,57 @@ def test_unreadable_metrics_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reader_of(["nonsense"], monkeypatch).settled() == (None, False)
 
 
+def failing_reader(
+    answers: list[httpx.Response | Exception], monkeypatch: pytest.MonkeyPatch
+) -> tuple[CounterReader, list[int]]:
+    """A reader of these answers, the last of them for ever; and how often it was asked."""
+    monkeypatch.setattr(counters_module, "POLL_S", 0.001)
+    asked = [0]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = answers[min(asked[0], len(answers) - 1)]
+        asked[0] += 1
+        if isinstance(found, Exception):
+            raise found
+        return httpx.Response(found.status_code, text=found.text)
+
+    http = httpx.Client(transport=httpx.MockTransport(answer))
+    return CounterReader(FakeAdapter(), "http://h", http), asked  # type: ignore[arg-type]
+
+
+def test_a_reading_that_fails_now_and_then_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = httpx.Response(200, text="5 0"), httpx.Response(503)
+    answers = [bad, httpx.ReadTimeout("slow"), good, bad, good, good]
+    reader, _ = failing_reader(answers, monkeypatch)
+    assert reader.settled() == (SpecCounters(drafts=5, running=0), True)
+    assert reader.failure is None
+
+
+def test_a_page_that_always_fails_is_given_up_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good = httpx.Response(200, text="5 1")
+    reader, asked = failing_reader([good, httpx.Response(500)], monkeypatch)
+    assert reader.settled() == (None, False)
+    assert reader.failure == "HTTP 500"
+    assert asked[0] < 20
+    reader, _ = failing_reader([httpx.ConnectError("refused")], monkeypatch)
+    assert reader.settled() == (None, False) and reader.failure == "refused"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_page_that_is_not_for_us_is_asked_for_once(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, asked = failing_reader([httpx.Response(status)], monkeypatch)
+    assert reader.settled() == (None, False)
+    assert (reader.failure, asked[0]) == (None, 1)
+
+
 def test_records_survive_the_store(tmp_path: Path) -> None:
-    acceptance = DraftCounts(drafts=2, drafted=6, accepted=3, per_position=(2, 1))
+    acceptance = DraftCounts(
+        drafts=2, drafted=6, accepted=3, per_position=(2, 1), past_end=1, steps=(2, 1)
+    )
     records = [request(acceptance=acceptance, text="é\n\x00", correct=True), failed(index=1)]
     write_requests(tmp_path / "r.parquet", records)
     assert read_requests(tmp_path / "r.parquet") == records

@@ -136,6 +136,20 @@ def test_counters_sum_labels_and_data_parallel_ranks_only() -> None:
     assert counters.accepted_per_position is None
 
 
+def test_data_parallel_attention_is_summed_and_its_ranks_told() -> None:
+    # Rank 1 of the tensor-parallel group is the first of data-parallel rank 1.
+    text = "".join(
+        f'sglang:{name}{{dp_rank="{d}",tp_rank="{t}"}} {value}\n'
+        for name, of in (("num_running_reqs", (3, 4)), ("generation_tokens_total", (30, 40)))
+        for d, t, value in ((0, 0, of[0]), (1, 1, of[1]), (1, 2, of[1]))
+    )
+    counters = SglangAdapter().counters(text)
+    assert counters is not None
+    assert (counters.running, counters.generation_tokens) == (7, 70)
+    told = [(r.rank, r.generation_tokens, r.drafts) for r in counters.ranks]
+    assert told == [("dp_rank=0", 30, None), ("dp_rank=1", 40, None)]
+
+
 def test_counters_of_a_baseline_have_no_drafts_and_foreign_text_is_none() -> None:
     adapter = SglangAdapter()
     lines = [line for line in METRICS.splitlines() if "spec_verify" not in line]
