@@ -306,7 +306,8 @@ def stopping_table(rng: np.random.Generator, runs: int) -> list[Row]:
         fixed = fixed_pairs(noise / PRECISION, SURE)
         rows.append(tried(f"noise {noise:.1%}, known before", logs, confidence, fixed))
     worst = 0.05 * rng.standard_normal((runs, MOST))
-    rows.append(tried("noise 5.0%, not made up for", worst, CONFIDENCE, sure))
+    fixed = fixed_pairs(0.05 / PRECISION, SURE)
+    rows.append(tried("noise 5.0%, known before, not made up for", worst, CONFIDENCE, fixed))
     spread = QUIET * (NOISY / QUIET) ** rng.random((runs, 1))
     logs = spread * rng.standard_normal((runs, MOST))
     unknown = f"noise {QUIET:.1%} to {NOISY:.0%}, not known"

@@ -324,6 +324,20 @@ def test_a_true_three_percent_are_found_as_often_as_the_docs_say() -> None:
     assert better / 20_000 == pytest.approx(0.5, abs=0.02)
 
 
+def test_whole_runs_without_a_difference_are_called_no_more_often_than_one_in_twenty() -> None:
+    runs = 400
+    plan = Plan(compare=CompareSection(min_effect=0.0001))
+    called = any_ = 0
+    for seed in range(runs):
+        cells = cells_of(3, (C1,), 1.0, 0.02, seed)
+        found = summarise(run_of(cells, plan=plan)).comparisons
+        verdicts = {c.metric: c.verdict in ("better", "worse") for c in found}
+        called += verdicts["output_tokens_per_s"]
+        any_ += any(verdicts.values())
+    assert 8 <= called <= 34  # 20 are expected; 99.5% of such runs lie within
+    assert any_ <= 2 * 34  # two families, each at 5%
+
+
 @pytest.mark.full
 def test_every_row_of_the_whole_table_keeps_its_nominal_rate() -> None:
     begun = time.process_time()
