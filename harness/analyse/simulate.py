@@ -23,6 +23,7 @@ from harness.analyse.simulated import (
     QUIET,
     REALISTIC,
     SURE,
+    acceptance_misses,
     any_wrong,
     apart,
     differences,
@@ -94,6 +95,20 @@ def bootstrap_table(rng: np.random.Generator, runs: int) -> list[Row]:
         setting = f"{pairs} starts, requests {requests:g}"
         nominal = None if pairs < FEWEST_STARTS else CONFIDENCE
         rows.append(_row("hierarchical", setting, "covered", runs - missed, runs, nominal))
+    return rows
+
+
+def acceptance_table(rng: np.random.Generator, runs: int) -> list[Row]:
+    """The acceptance length's interval over starts, and over the requests of a single start."""
+    rows: list[Row] = []
+    for units, name, sizes, between, nominal in (
+        (3, "3 starts", 0.1, 0.02, CONFIDENCE),
+        (6, "6 starts", 0.1, 0.02, CONFIDENCE),
+        (6, "6 starts of very unequal size", 0.5, 0.05, None),
+        (50, "50 requests of one start", 0.5, 0.1, CONFIDENCE),
+    ):
+        missed = acceptance_misses(rng, runs, units, sizes=sizes, between=between)
+        rows.append(_row("acceptance length", name, "covered", runs - missed, runs, nominal))
     return rows
 
 
@@ -186,6 +201,7 @@ TABLES: dict[str, tuple[Callable[[np.random.Generator, int], list[Row]], int]] =
     "family": (family_table, 2000),
     "power": (power_table, 20_000),
     "stopping": (stopping_table, 20_000),
+    "acceptance": (acceptance_table, 2000),
 }
 """Each table, and how many runs are simulated for each of its lines."""
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from harness.analyse.bootstrap import Floats, PairSums, hierarchical
 from harness.analyse.compare import PRIMARY, Measured, decided
+from harness.analyse.estimates import pooled_ratio
 from harness.analyse.statistics import LogMean, log_mean, t_quantile, verdict
 from harness.records import Comparison, LoadPoint, Verdict
 
@@ -235,3 +236,21 @@ def fixed_pairs(noise: float, share: float) -> int:
         if chdtr(n - 1, (n - 1) * most**2) >= share:
             return n
         n += 1
+
+
+def acceptance_misses(
+    rng: np.random.Generator, runs: int, units: int, *, sizes: float, between: float
+) -> int:
+    """How often the interval of a pooled acceptance, 3 drafts of 0.5 each, leaves 1.5 out.
+
+    `sizes`: spread of the units' drafts, on the log scale; `between`: of their acceptance rates.
+    """
+    missed = 0
+    for _ in range(runs):
+        drafts = rng.lognormal(5, sizes, units).round() + 1
+        rates = np.clip(0.5 + between * rng.standard_normal(units), 0.05, 0.95)
+        accepted = rng.binomial((3 * drafts).astype(int), rates)
+        pairs = zip(accepted.tolist(), drafts.tolist(), strict=True)
+        ratio, half = pooled_ratio(list(pairs), CONFIDENCE) or (0.0, None)
+        missed += half is None or abs(ratio - 1.5) > half
+    return missed

@@ -372,3 +372,8 @@ def test_the_table_is_printed_for_a_share_of_the_runs(
     assert "A/A, all noise" in told
     assert "of 100 " in told
     assert "saves" in told
+
+
+def test_acceptance_over_starts_covers_what_it_says() -> None:
+    missed = simulated.acceptance_misses(np.random.default_rng(1), 2000, 4, sizes=0.1, between=0.02)
+    assert 73 <= missed <= 129  # 100 are expected; 99% of such runs lie within
