@@ -71,7 +71,10 @@ def further(prepared: Prepared, run: RunData, spent_s: float, progress: Progress
     `spent_s`: since the measuring began, or was gone on with.
     """
     plan = prepared.plan.compare
-    if plan.precision is None or void_reason(run) is not None:
+    void = void_reason(run)
+    if plan.precision is None or void is not None:
+        if void is not None:
+            progress.say(f"{prepared.name}: no more starts are made: {void}")
         return []
     width = widest(compare(run, cell_figures(run)), prepared.name, plan.metric)
     launches = _launches(prepared)

@@ -405,7 +405,7 @@ class Comparison(Record, frozen=True, kw_only=True):
     corrected_confidence: float | None = None
 
 
-class Estimate(Record, frozen=True, kw_only=True):
+class VariantEstimate(Record, frozen=True, kw_only=True):
     """One variant's figure at one load with its interval; None where nothing gives one.
 
     `units`: over how many starts (or requests, or blocks: `method` says) it is taken.
@@ -454,7 +454,7 @@ class Summary(Record, frozen=True, kw_only=True):
     void: str | None = None
     verdict: tuple[str, ...] = ()
     splits: tuple[AcceptanceSplits, ...] = ()
-    estimates: tuple[Estimate, ...] = ()
+    estimates: tuple[VariantEstimate, ...] = ()
 
 
 class LaunchRecord(Record, frozen=True, kw_only=True):

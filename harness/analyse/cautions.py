@@ -155,8 +155,12 @@ def _few_turns(run: RunData, engine: str) -> Caution | None:
     return Caution(
         code="few_launches",
         text=(
-            f"{engine}: each variant was started {times}, so what differs from start to start is "
-            + ("not seen and no verdict is drawn" if turns == 1 else "barely in the intervals")
+            f"{engine}: each variant was started {times}, so "
+            + (
+                "what differs from start to start is not seen and no verdict is drawn"
+                if turns == 1
+                else "intervals are six times as wide as with many starts"
+            )
         ),
         advice=f"Use --set compare.launches={FEW_TURNS} or more for a decision that costs money.",
     )

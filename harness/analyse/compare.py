@@ -75,7 +75,7 @@ def compare(run: RunData, metrics: dict[str, Metrics]) -> list[Comparison]:
                             withheld=failed or len(starts_of(blocks)) < 2,
                         )
                     )
-    return _decided(measured)
+    return decided(measured)
 
 
 def interval_confidence(run: RunData, engine: str) -> float:
@@ -182,7 +182,7 @@ def _comparison(
     )
 
 
-def _decided(measured: list[Measured]) -> list[Comparison]:
+def decided(measured: list[Measured]) -> list[Comparison]:
     """Verdicts by Holm's correction, within the run's question and within all that is beside it.
 
     The question is named in the plan, before anything is measured: what else is looked at takes
@@ -200,20 +200,25 @@ def _decided(measured: list[Measured]) -> list[Comparison]:
             [measured[i].alpha for i in family],
         )
         for i, level in zip(family, levels, strict=True):
-            told[i] = _judged(measured[i], 1 - level, len(family))
+            told[i] = _judged(measured[i], level, len(family))
     return [told.get(i, m.comparison) for i, m in enumerate(measured)]
 
 
-def _judged(measured: Measured, confidence: float, family: int) -> Comparison:
-    comparison = measured.comparison
+def _judged(measured: Measured, level: float, family: int) -> Comparison:
+    """The comparison with its verdict. `same` needs the whole correction, a difference Holm's."""
+    comparison, found = measured.comparison, measured.found
     assert comparison.ratio is not None
     better = DEFINITIONS[comparison.metric].better
     assert better is not None
-    low, high = measured.found.interval(confidence) or (None, None)
+    for confidence in (1 - level, 1 - measured.alpha / family):
+        low, high = found.interval(confidence) or (None, None)
+        told = verdict(comparison.ratio, low, high, better=better, min_effect=measured.min_effect)
+        if told in ("better", "worse"):
+            break
     correction = f"; verdicts by Holm's correction for {family} comparisons" if family > 1 else ""
     return msgspec.structs.replace(
         comparison,
-        verdict=verdict(comparison.ratio, low, high, better=better, min_effect=measured.min_effect),
+        verdict=told,
         family=family,
         corrected_low=low,
         corrected_high=high,

@@ -46,8 +46,8 @@ def _imprecise(run: RunData, engine: str, comparisons: Sequence[Comparison]) -> 
     """Whether a run that was to be precise ended, at its limit, before it was."""
     plan = run.plan(engine)["compare"]
     wanted, metric = plan.get("precision"), plan.get("metric", PRIMARY)
-    if wanted is None:
-        return None
+    if wanted is None or "capacity" in run.manifest.plan:
+        return None  # a capacity search starts each variant once
     widths = [(half_width(c), c) for c in comparisons if c.metric == metric]
     wide = [(w, c) for w, c in widths if w is None or w > wanted]
     if not wide:

@@ -1,7 +1,7 @@
 """What intervals and verdicts do where the truth is known: `python -m harness.analyse.simulate`.
 
 Every block's value is drawn with the noise that real machines show, and handed to the functions
-that judge real runs. Values are logarithms; noise is relative to what differs from start to start.
+that judge real runs.
 """
 
 from __future__ import annotations
@@ -12,36 +12,29 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from harness.analyse.bootstrap import FEWEST_STARTS, Floats, PairSums, hierarchical
-from harness.analyse.statistics import holm, log_mean, t_quantile, verdict
+from harness.analyse.bootstrap import FEWEST_STARTS, Floats
+from harness.analyse.simulated import (
+    CONFIDENCE,
+    FIRST,
+    MOST,
+    NOISY,
+    PLAIN,
+    PRECISION,
+    QUIET,
+    REALISTIC,
+    SURE,
+    acceptance_misses,
+    any_wrong,
+    apart,
+    differences,
+    fixed_pairs,
+    hierarchical_misses,
+    percentile_misses,
+    power,
+    same_against_same,
+    stop_early,
+)
 from harness.analyse.stopping import stopped_confidence
-
-CONFIDENCE = 0.95
-FIRST, MOST = 3, 20
-PRECISION = math.log(1.03)
-QUIET, NOISY = 0.005, 0.03
-"""Of what differs from pair to pair: the range of noise that early stopping is tried over."""
-
-SURE = 0.95
-"""The share of runs in which the fixed design has to be precise enough."""
-
-
-class Noise(msgspec.Struct, frozen=True, kw_only=True):
-    """What moves a block, in units of what differs from start to start (normal, deviation 1).
-
-    `slow`: what passes slowly over neighbouring starts, an AR(1) process of a deviation up to so
-    much and a correlation up to `correlation`; `drift`: deviation of the change from the first
-    start to the last; `outliers`: the share of starts that are 3 to 8 deviations slower.
-    """
-
-    slow: float = 1.0
-    correlation: float = 0.8
-    drift: float = 1.0
-    outliers: float = 0.02
-
-
-REALISTIC = Noise()
-PLAIN = Noise(slow=0, correlation=0, drift=0, outliers=0)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,163 +60,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         from scipy.stats import binomtest
 
         return float(binomtest(self.hits, self.trials, self.nominal).pvalue)
-
-
-def differences(rng: np.random.Generator, runs: int, pairs: int, noise: Noise) -> Floats:
-    """[run, pair]: log ratios of runs in which speculation changes nothing, starts in order ABBA.
-
-    Divided by the square root of 2: without further noise their deviation is 1.
-    """
-    starts = 2 * pairs
-    value = rng.standard_normal((runs, starts))
-    if noise.slow:
-        size = noise.slow * rng.random((runs, 1))
-        near = noise.correlation * rng.random(runs)
-        shocks = rng.standard_normal((runs, starts))
-        for k in range(1, starts):
-            shocks[:, k] = near * shocks[:, k - 1] + np.sqrt(1 - near**2) * shocks[:, k]
-        value += size * shocks
-    if noise.drift:
-        value += noise.drift * rng.standard_normal((runs, 1)) * np.linspace(-0.5, 0.5, starts)
-    if noise.outliers:
-        hit = rng.random((runs, starts)) < noise.outliers
-        value -= hit * rng.uniform(3, 8, (runs, starts))
-    first, second = value[:, 0::2], value[:, 1::2]
-    turn = np.where(np.arange(pairs) % 2 == 0, 1.0, -1.0)
-    return turn * (second - first) / math.sqrt(2)
-
-
-def same_against_same(rng: np.random.Generator, runs: int, pairs: int, noise: Noise) -> int:
-    """How many of `runs` without any difference are called better or worse, whatever the size."""
-    called = 0
-    for logs in differences(rng, runs, pairs, noise):
-        found = log_mean(logs.tolist())
-        low, high = found.interval(CONFIDENCE) or (None, None)
-        ratio = math.exp(found.mean)
-        called += verdict(ratio, low, high, better="higher", min_effect=1e-9) in ("better", "worse")
-    return called
-
-
-def apart(logs: Floats) -> int:
-    """How many runs' t intervals leave zero out; many at once, by the same formula."""
-    pairs = logs.shape[1]
-    quantile = t_quantile(0.5 + CONFIDENCE / 2, pairs - 1)
-    half = quantile * logs.std(axis=1, ddof=1) / math.sqrt(pairs)
-    return int((np.abs(logs.mean(axis=1)) > half).sum())
-
-
-def percentile_misses(rng: np.random.Generator, runs: int, pairs: int, noise: Noise) -> int:
-    """How often the plain bootstrap's percentiles over pairs leave the truth out."""
-    missed = 0
-    for logs in differences(rng, runs, pairs, noise):
-        means = logs[rng.integers(0, pairs, (400, pairs))].mean(axis=1)
-        low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-        missed += not low <= 0 <= high
-    return missed
-
-
-def hierarchical_misses(
-    rng: np.random.Generator, runs: int, pairs: int, requests: float, resamples: int = 399
-) -> int:
-    """How often the hierarchical bootstrap-t leaves the truth out.
-
-    `requests`: deviation of a block's value that its 20 batches of requests bring, in units of
-    what differs from start to start, here 1%.
-    """
-    scale, batches = 0.01, 20
-    missed = 0
-    for run, logs in enumerate(differences(rng, runs, pairs, REALISTIC)):
-        sums = np.exp(
-            rng.standard_normal((pairs, batches, 4)) * scale * requests * math.sqrt(batches)
-        )
-        sums[:, :, 1::2] = 1.0
-        of = np.log(sums.sum(axis=1))
-        blocks = scale * math.sqrt(2) * logs + of[:, 0] - of[:, 2]
-        starts = [
-            [PairSums(log_ratio=float(value), batches=own)]
-            for value, own in zip(blocks, sums, strict=True)
-        ]
-        low, high = hierarchical(starts, name=str(run), resamples=resamples).interval(
-            CONFIDENCE
-        ) or (0.0, math.inf)
-        missed += not low <= 1 <= high
-    return missed
-
-
-def any_called(
-    rng: np.random.Generator, runs: int, loads: int, effects: int, *, corrected: bool
-) -> int:
-    """In how many runs at least one of the loads without a difference is called.
-
-    Three pairs; half of the noise is common to all loads. `effects` of the loads are 20% better.
-    """
-    truth = np.zeros(loads)
-    truth[:effects] = math.log(1.2)
-    wrong = 0
-    common = differences(rng, runs, 3, REALISTIC)
-    own = [differences(rng, runs, 3, REALISTIC) for _ in range(loads)]
-    for run in range(runs):
-        found = [
-            log_mean((0.01 * (common[run] + own[k][run]) + truth[k]).tolist()) for k in range(loads)
-        ]
-        alphas = [1 - CONFIDENCE] * loads
-        levels = holm([f.p_value() or 0.0 for f in found], alphas) if corrected else alphas
-        called = [(f.p_value() or 0.0) <= level for f, level in zip(found, levels, strict=True)]
-        wrong += any(called[effects:])
-    return wrong
-
-
-def power(
-    rng: np.random.Generator, runs: int, pairs: int, noise: float, min_effect: float
-) -> tuple[int, int]:
-    """How many runs with 3% more are found to differ, and how many are called better."""
-    logs = noise * rng.standard_normal((runs, pairs)) + math.log(1.03)
-    mean = logs.mean(axis=1)
-    half = t_quantile(0.5 + CONFIDENCE / 2, pairs - 1) * logs.std(axis=1, ddof=1) / math.sqrt(pairs)
-    seen = mean - half > 0
-    return int(seen.sum()), int((seen & (np.exp(mean) >= 1 + min_effect)).sum())
-
-
-class Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs that stopped as soon as they were precise: where, and whether the interval held."""
-
-    pairs: Floats
-    covered: Floats
-    narrow: Floats
-
-
-def stop_early(logs: Floats, *, confidence: float, limit: int = MOST) -> Stopped:
-    """Stop each run (a row, in units of the wanted half-width) at its first narrow interval."""
-    runs, most = logs.shape
-    n = np.arange(1, most + 1)
-    mean = np.cumsum(logs, axis=1) / n
-    variance = (np.cumsum(logs**2, axis=1) - n * mean**2) / np.maximum(n - 1, 1)
-    quantile = np.array([math.inf, *(t_quantile(0.5 + confidence / 2, k) for k in range(1, most))])
-    half = quantile * np.sqrt(np.maximum(variance, 1e-12) / n)
-    ends = half <= 1
-    ends[:, : FIRST - 1] = False
-    ends[:, limit - 1 :] = True
-    at, rows = ends.argmax(axis=1), np.arange(runs)
-    return Stopped(
-        pairs=at + 1.0,
-        covered=(np.abs(mean[rows, at]) <= half[rows, at]) * 1.0,
-        narrow=(half[rows, at] <= 1) * 1.0,
-    )
-
-
-def fixed_pairs(noise: float, share: float) -> int:
-    """The fewest pairs whose interval is narrow enough in such a share of runs.
-
-    `noise` in units of the wanted half-width. By the chi-squared distribution of the variance.
-    """
-    from scipy.special import chdtr
-
-    n = 2
-    while True:
-        most = math.sqrt(n) / (t_quantile(0.5 + CONFIDENCE / 2, n - 1) * noise)
-        if chdtr(n - 1, (n - 1) * most**2) >= share:
-            return n
-        n += 1
 
 
 def calls_table(rng: np.random.Generator, runs: int) -> list[Row]:
@@ -262,15 +98,35 @@ def bootstrap_table(rng: np.random.Generator, runs: int) -> list[Row]:
     return rows
 
 
-def family_table(rng: np.random.Generator, runs: int) -> list[Row]:
-    """Several loads at once: runs with any wrong call, plain and corrected."""
+def acceptance_table(rng: np.random.Generator, runs: int) -> list[Row]:
+    """The acceptance length's interval over starts, and over the requests of a single start."""
     rows: list[Row] = []
-    for loads, effects in ((4, 0), (8, 0), (8, 4)):
+    for units, name, sizes, between, nominal in (
+        (3, "3 starts", 0.1, 0.02, CONFIDENCE),
+        (6, "6 starts", 0.1, 0.02, CONFIDENCE),
+        (6, "6 starts of very unequal size", 0.5, 0.05, None),
+        (50, "50 requests of one start", 0.5, 0.1, CONFIDENCE),
+    ):
+        missed = acceptance_misses(rng, runs, units, sizes=sizes, between=between)
+        rows.append(_row("acceptance length", name, "covered", runs - missed, runs, nominal))
+    return rows
+
+
+def family_table(rng: np.random.Generator, runs: int) -> list[Row]:
+    """Several loads at once: runs with any wrong verdict, uncorrected and corrected."""
+    rows: list[Row] = []
+    edge, fast = math.log(1.03), math.log(1.2)
+    for name, truth, min_effect in (
+        ("4 loads the same", [0.0] * 4, 1e-9),
+        ("8 loads the same", [0.0] * 8, 1e-9),
+        ("8 loads, 4 of them +20%", [0.0] * 4 + [fast] * 4, 1e-9),
+        ("8 loads +3% (min_effect)", [edge] * 8, 0.03),
+        ("8 loads, 2 of them +3%, 6 +20%", [edge] * 2 + [fast] * 6, 0.03),
+    ):
         for corrected in (False, True):
-            wrong = any_called(rng, runs, loads, effects, corrected=corrected)
-            kind = "Holm" if corrected else "plain"
-            setting = f"{loads} loads, {effects} differ, {kind}"
-            rows.append(_row("any wrong call", setting, "runs", wrong, runs))
+            wrong = any_wrong(rng, runs, truth, min_effect, corrected=corrected)
+            setting = f"{name}, {'corrected' if corrected else 'each alone'}"
+            rows.append(_row("any wrong verdict", setting, "runs", wrong, runs))
     return rows
 
 
@@ -306,7 +162,8 @@ def stopping_table(rng: np.random.Generator, runs: int) -> list[Row]:
         fixed = fixed_pairs(noise / PRECISION, SURE)
         rows.append(tried(f"noise {noise:.1%}, known before", logs, confidence, fixed))
     worst = 0.05 * rng.standard_normal((runs, MOST))
-    rows.append(tried("noise 5.0%, not made up for", worst, CONFIDENCE, sure))
+    fixed = fixed_pairs(0.05 / PRECISION, SURE)
+    rows.append(tried("noise 5.0%, known before, not made up for", worst, CONFIDENCE, fixed))
     spread = QUIET * (NOISY / QUIET) ** rng.random((runs, 1))
     logs = spread * rng.standard_normal((runs, MOST))
     unknown = f"noise {QUIET:.1%} to {NOISY:.0%}, not known"
@@ -344,6 +201,7 @@ TABLES: dict[str, tuple[Callable[[np.random.Generator, int], list[Row]], int]] =
     "family": (family_table, 2000),
     "power": (power_table, 20_000),
     "stopping": (stopping_table, 20_000),
+    "acceptance": (acceptance_table, 2000),
 }
 """Each table, and how many runs are simulated for each of its lines."""
 

@@ -92,19 +92,17 @@ def holm(p_values: Sequence[float], alphas: Sequence[float]) -> list[float]:
     """The error rate that each of several comparisons is decided at, so that all keep theirs.
 
     S. Holm, Scandinavian Journal of Statistics 6 (1979): the smallest p-value stands against
-    alpha / m; when it holds, the next against alpha / (m - 1), and so on. Those after the first
-    that fails share its level, and their intervals are as wide as it says.
+    alpha / m; when it holds, the next against alpha / (m - 1), and so on. The first that fails and
+    all after it differ in nothing that was shown; what else is said of them (that they are the
+    same) has alpha / m, as Holm's ladder is for differences alone.
     """
     order = sorted(range(len(p_values)), key=lambda i: p_values[i] / alphas[i])
-    levels = [0.0] * len(p_values)
-    left = len(order)
+    levels = [alpha / len(p_values) for alpha in alphas]
     for at, i in enumerate(order):
-        levels[i] = alphas[i] / left
-        if p_values[i] > levels[i]:
-            for j in order[at:]:
-                levels[j] = alphas[j] / left
+        level = alphas[i] / (len(order) - at)
+        if p_values[i] > level:
             break
-        left -= 1
+        levels[i] = level
     return levels
 
 

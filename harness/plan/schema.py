@@ -196,7 +196,8 @@ class CompareSection(Section, frozen=True, kw_only=True):
     `metric`: the question of the run, corrected for the loads alone; the others are beside it.
 
     `precision`: starts are added, a pair at a time, until the interval on the ratio of `metric` is
-    no wider than this to either side at every load, or `max_launches` or `time_limit_s` is reached.
+    no wider than this to either side at every load, or `max_launches` or `time_limit_s` (of each
+    engine's measuring) is reached.
     """
 
     launches: Turns = 3

@@ -145,6 +145,30 @@ def test_counters_that_lie_are_caught(
     assert summary["cells"][at]["acceptance"]["source"] == "client"
 
 
+def test_a_precision_adds_turns_until_it_is_reached_or_may_not(
+    start: Start, prompts: Path, tmp_path: Path
+) -> None:
+    urls = [f"baseline={start()}", f"speculative={start('--drafts', '3')}"]
+    more = ["--precision", "0.2%", "--set", "compare.blocks=1", "--set", "compare.max_launches=5"]
+    done, summary, folder = run_against(tmp_path, prompts, urls, *more)
+    assert done.returncode == 0, done.stderr
+    speeds = [c for c in summary["comparisons"] if c["metric"] == "output_tokens_per_s"]
+    turns = speeds[0]["pairs"]
+    assert 3 <= turns <= 5
+    widths = [(c["ci_high"] / c["ci_low"]) ** 0.5 - 1 for c in speeds]
+    reached = max(widths) <= 0.002
+    assert reached or turns == 5
+    cautioned = "precision_not_reached" in [c["code"] for c in summary["cautions"]]
+    assert cautioned is not reached
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert len(manifest["cells"]) == len(summary["cells"]) == 4 * turns
+    assert "starts of each" in done.stderr
+    again = harness("resume", str(folder))
+    assert again.returncode == 0, again.stderr
+    assert "0 of" in again.stderr
+    assert json.loads((folder / "manifest.json").read_text()) == manifest
+
+
 def test_a_wrong_token_is_found(start: Start, prompts: Path, tmp_path: Path) -> None:
     urls = [f"baseline={start()}", f"speculative={start('--drafts', '3', '--wrong-every', '4')}"]
     done, summary, _ = run_against(tmp_path, prompts, urls)
