@@ -305,6 +305,63 @@ class Comparison(Record, frozen=True, kw_only=True):
     verdict: Verdict
 
 
+class Estimate(Record, frozen=True, kw_only=True):
+    """One figure over paired blocks; the interval is None with fewer than two units."""
+
+    value: float
+    ci_low: float | None = None
+    ci_high: float | None = None
+
+
+class Prediction(Record, frozen=True, kw_only=True):
+    """What the decode phase would gain at another `k`, from measured figures.
+
+    `low` and `high` hold the bounds where a part is not known, and the interval over blocks.
+    `speedup` is None where only bounds are known; `basis` says what was assumed.
+    """
+
+    k: int
+    acceptance_length: float | None
+    relative_step_cost: float | None
+    speedup: float | None
+    low: float | None
+    high: float | None
+    basis: str
+
+
+class Speed(Record, frozen=True, kw_only=True):
+    """Why speculation is as fast as it is, for one engine and load (`docs/speed.md`).
+
+    throughput = decode x first_token x batch x residual, and
+    decode = tokens_per_step / relative_step_cost. `relative_step_cost`, a verify step in baseline
+    tokens, is the break-even acceptance length as well. `chunks_per_step`: chunks the client saw
+    by verify steps the engine counted; None where it counted none. `first_token_share` is the
+    share of a request's time before its first token, `under_way` the requests in flight on
+    average: baseline, then speculative.
+    """
+
+    engine: str
+    load: LoadPoint
+    k: int | None
+    step_basis: Literal["chunks", "acceptance"]
+    chunks_per_step: float | None
+    baseline_token_s: float
+    step_s: float
+    acceptance_length: float | None
+    tokens_per_step: Estimate
+    relative_step_cost: Estimate
+    decode: Estimate
+    first_token: Estimate
+    batch: Estimate
+    throughput: Estimate | None
+    residual: Estimate | None
+    first_token_share: tuple[float, float]
+    under_way: tuple[float, float]
+    pairs: int
+    equal_batch: bool
+    predictions: tuple[Prediction, ...] = ()
+
+
 class Manifest(Record, frozen=True, kw_only=True):
     """Everything needed to know what was run, where, and to run it again."""
 
@@ -336,6 +393,7 @@ class Summary(Record, frozen=True, kw_only=True):
     failures: tuple[str, ...] = ()
     void: str | None = None
     verdict: tuple[str, ...] = ()
+    speed: tuple[Speed, ...] = ()
 
 
 class LaunchRecord(Record, frozen=True, kw_only=True):

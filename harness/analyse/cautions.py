@@ -10,6 +10,7 @@ from harness.analyse.compare import load_words
 from harness.analyse.data import MOST_FAILED, CellData, RunData, pairs
 from harness.analyse.fidelity import client_cautions
 from harness.analyse.integrity import total
+from harness.analyse.speed import speed_cautions
 from harness.analyse.statistics import sign_test
 from harness.measure.metrics import dropped
 from harness.records import (
@@ -181,6 +182,7 @@ def run_cautions(
             found.append(_many_failed(run, engine, load))
             found.append(_below_break_even(run, engine, load, comparisons))
     found.extend(_labels(run))
+    found.extend(speed_cautions(run))
     return tuple(c for c in found if c is not None)
 
 

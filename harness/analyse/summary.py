@@ -15,6 +15,7 @@ from harness.analyse.compare import compare
 from harness.analyse.data import CellData, PairKey, RunData, pairs
 from harness.analyse.fidelity import client_bound
 from harness.analyse.integrity import compare_outputs
+from harness.analyse.speed import forced_length, speeds
 from harness.measure.metrics import by_category, cell_metrics, dropped
 from harness.measure.slo import meets, slo_of
 from harness.measure.steady import LEVELS, Level, steady_window
@@ -38,8 +39,12 @@ def summarise(run: RunData) -> Summary:
     integrity = _integrity(run)
     comparisons = compare(run, metrics)
     void = void_reason(run)
-    if void is not None:
-        comparisons = [msgspec.structs.replace(c, verdict="undecided") for c in comparisons]
+    comparisons = [
+        msgspec.structs.replace(c, verdict="undecided")
+        if void is not None or forced_length(run.plan(c.engine)) is not None
+        else c
+        for c in comparisons
+    ]
     return Summary(
         schema_version=SCHEMA_VERSION,
         run_id=run.manifest.run_id,
@@ -49,6 +54,7 @@ def summarise(run: RunData) -> Summary:
         cautions=run_cautions(run, integrity, comparisons),
         failures=failures(run),
         void=void,
+        speed=speeds(run, metrics),
     )
 
 
@@ -116,11 +122,15 @@ def _asked(data: CellData) -> int:
 
 
 def _integrity(run: RunData) -> dict[str, Integrity | None]:
-    """By the speculative cell's id; only greedy outputs can be compared token by token."""
+    """By the speculative cell's id; only greedy outputs can be compared token by token.
+
+    Outputs under forced acceptance are wrong by design and are not compared.
+    """
     return {
         cand.cell.cell_id: compare_outputs(base, cand)
         for base, cand in pairs(run.cells)
         if run.plan(cand.cell.engine)["sampling"]["temperature"] == 0
+        and forced_length(run.plan(cand.cell.engine)) is None
     }
 
 

@@ -1,0 +1,344 @@
+"""Why speculation is as fast as it is: acceptance by what a verify step costs, and what remains.
+
+In the decode phase, at an equal running batch, speed-up = tokens a verify step yields / what the
+step costs in baseline tokens. That is an identity: both follow from the same times and counts.
+Throughput has more in it, and every factor is told with a number:
+
+    throughput = decode x first token x batch x residual
+
+`docs/speed.md` says what each one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import geometric_mean
+from typing import Any, Literal
+
+import msgspec
+
+from harness.analyse.acceptance import acceptance_of, sources_of
+from harness.analyse.data import CellData, RunData, pairs
+from harness.analyse.predict import Measured, Unit, estimate, predictions
+from harness.measure.metrics import e2el_s, ttft_s
+from harness.measure.steady import LEVELS, Level, steady_window
+from harness.records import Caution, Estimate, Metrics, RequestRecord, Speed
+
+Basis = Literal["chunks", "acceptance"]
+CHUNKS_AGREE = 0.02
+"""Chunks are taken for verify steps where their number is the engine's within this share."""
+BATCH_AGREES = 0.1
+"""Requests under way on average that differ by more make the step costs those of two batches."""
+NS = 1e9
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """The times of one cell's requests, summed; `steps` None: a baseline.
+
+    `first_s` sent to first chunk, `decode_s` first chunk to last, `later` the tokens after the
+    first chunk, `under_way` requests in flight on average.
+    """
+
+    first_s: float
+    decode_s: float
+    later: int
+    steps: float | None
+    under_way: float
+
+    @property
+    def token_s(self) -> float:
+        """Decode time of one token."""
+        return self.decode_s / self.later
+
+    @property
+    def share(self) -> float:
+        """Of a request's time, what passes before its first token."""
+        return self.first_s / (self.first_s + self.decode_s)
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """A pair of cells, taken apart."""
+
+    repeat: int
+    block: int
+    base: Phase
+    spec: Phase
+    throughput: tuple[float, float] | None
+    rates: tuple[float, ...] | None
+
+    @property
+    def step_s(self) -> float:
+        """What one verify step takes."""
+        assert self.spec.steps is not None
+        return self.spec.decode_s / self.spec.steps
+
+    @property
+    def tokens_per_step(self) -> float:
+        """What one verify step yields, as delivered."""
+        assert self.spec.steps is not None
+        return self.spec.later / self.spec.steps
+
+    @property
+    def cost(self) -> float:
+        """A verify step in baseline tokens."""
+        return self.step_s / self.base.token_s
+
+    @property
+    def decode(self) -> float:
+        """Baseline time a token by speculative time a token: tokens a step by its cost."""
+        return self.base.token_s / self.spec.token_s
+
+    @property
+    def first_token(self) -> float:
+        """What the time before the first token makes of the decode's gain, a request long."""
+        whole = _request_s(self.base) / _request_s(self.spec)
+        return whole / self.decode
+
+    @property
+    def batch(self) -> float:
+        """Requests in flight, speculative by baseline."""
+        return self.spec.under_way / self.base.under_way
+
+    @property
+    def residual(self) -> float | None:
+        """What of the throughput ratio the other factors leave over."""
+        if self.throughput is None:
+            return None
+        base, spec = self.throughput
+        return spec / base / (self.decode * self.first_token * self.batch)
+
+
+def _request_s(phase: Phase) -> float:
+    """Request time for each token after the first chunk."""
+    return (phase.first_s + phase.decode_s) / phase.later
+
+
+def forced_length(plan: dict[str, Any]) -> float | None:
+    """The acceptance length that the plan forces; None where drafts are verified."""
+    found = plan.get("speculative", {}).get("forced_length")
+    return None if found is None else float(found)
+
+
+def speed_cautions(run: RunData) -> list[Caution]:
+    """What a reader of the speed must know: the acceptance was forced."""
+    return [
+        Caution(
+            code="forced_acceptance",
+            text=(
+                f"{engine}: verify steps were made to yield {length:g} tokens on average "
+                "(speculative.forced_length): the output is wrong by design, is not compared, and "
+                "no verdict is drawn"
+            ),
+            advice="Read what a verify step costs; say nothing of the drafter from this run.",
+        )
+        for engine in run.engines()
+        if (length := forced_length(run.plan(engine))) is not None
+        and run.select(engine, "speculative")
+    ]
+
+
+def speeds(run: RunData, metrics: dict[str, Metrics]) -> tuple[Speed, ...]:
+    """Every engine and load that has whole pairs. `metrics` are the cells' own, by cell id."""
+    found = []
+    for engine in run.engines():
+        plan = run.plan(engine)
+        confidence = plan["compare"]["confidence"]
+        k = plan.get("speculative", {}).get("k")
+        for load in run.loads(engine):
+            told = speed_of(run.select(engine, load=load), metrics, confidence=confidence, k=k)
+            if told is not None:
+                found.append(msgspec.structs.replace(told, engine=engine, load=load))
+    return tuple(found)
+
+
+def speed_of(
+    cells: Sequence[CellData], metrics: dict[str, Metrics], *, confidence: float, k: int | None
+) -> Speed | None:
+    """One engine and load; None where no pair has what it takes."""
+    whole = whole_pairs(cells)
+    specs = [spec for _, spec in whole]
+    basis, chunks = step_basis(specs)
+    blocks = blocks_of(whole, metrics, basis)
+    if not blocks:
+        return None
+
+    def over(of: Callable[[Block], float]) -> Estimate:
+        return estimate([(b.repeat, of(b)) for b in blocks], confidence=confidence)
+
+    base = geometric_mean(b.base.under_way for b in blocks)
+    spec = geometric_mean(b.spec.under_way for b in blocks)
+    cell = specs[0].cell
+    measured = measured_at(blocks, k)
+    throughput = _throughput(blocks, confidence)
+    return Speed(
+        engine=cell.engine,
+        load=cell.load,
+        k=measured.k if measured else k,
+        step_basis=basis,
+        chunks_per_step=chunks,
+        baseline_token_s=geometric_mean(b.base.token_s for b in blocks),
+        step_s=geometric_mean(b.step_s for b in blocks),
+        acceptance_length=_length(specs),
+        tokens_per_step=over(lambda b: b.tokens_per_step),
+        relative_step_cost=over(lambda b: b.cost),
+        decode=over(lambda b: b.decode),
+        first_token=over(lambda b: b.first_token),
+        batch=over(lambda b: b.batch),
+        throughput=throughput,
+        residual=None if throughput is None else over(lambda b: b.residual or 1.0),
+        first_token_share=(
+            sum(b.base.share for b in blocks) / len(blocks),
+            sum(b.spec.share for b in blocks) / len(blocks),
+        ),
+        under_way=(base, spec),
+        pairs=len(blocks),
+        equal_batch=abs(spec / base - 1) <= BATCH_AGREES,
+        predictions=predictions([measured], confidence=confidence) if measured else (),
+    )
+
+
+def whole_pairs(cells: Sequence[CellData]) -> list[tuple[CellData, CellData]]:
+    """The pairs that ran to their end, with few failures on either side."""
+    return [
+        both
+        for both in pairs(c for c in cells if c.timeline.interrupted is None)
+        if not any(c.many_failed for c in both)
+    ]
+
+
+def blocks_of(
+    whole: Sequence[tuple[CellData, CellData]], metrics: dict[str, Metrics], basis: Basis
+) -> list[Block]:
+    """The pairs that can be taken apart."""
+    return [b for both in whole if (b := block_of(both, metrics, basis)) is not None]
+
+
+def _throughput(blocks: Sequence[Block], confidence: float) -> Estimate | None:
+    ratios = [(b.repeat, b.throughput[1] / b.throughput[0]) for b in blocks if b.throughput]
+    return estimate(ratios, confidence=confidence) if len(ratios) == len(blocks) else None
+
+
+def _length(specs: Sequence[CellData]) -> float | None:
+    """Acceptance length as the best source counts it, cells pooled by their drafts."""
+    told = [acceptance_of(sources_of(c)) for c in specs]
+    known = [a for a in told if a is not None and a.drafts]
+    drafts = sum(a.drafts for a in known)
+    return 1 + sum(a.accepted for a in known) / drafts if drafts else None
+
+
+def step_basis(specs: Sequence[CellData]) -> tuple[Basis, float | None]:
+    """Whether every chunk is a verify step, and the chunks by the steps the engine counted.
+
+    Where the engine counted no steps the chunks are all there is to go by.
+    """
+    chunks = steps = 0
+    for data in specs:
+        told = [r.acceptance for r in data.ok]
+        if told and all(t is not None for t in told):
+            chunks += sum(len(r.chunk_ns) - 1 for r in data.ok if r.chunk_ns)
+            steps += sum(t.drafts for t in told if t is not None)
+        elif data.counters.delta is not None:
+            chunks += sum(len(r.chunk_ns) - 1 for r in data.records if r.chunk_ns)
+            steps += data.counters.delta.drafts
+    if not steps:
+        return "chunks", None
+    share = chunks / steps
+    return ("chunks" if abs(share - 1) <= CHUNKS_AGREE else "acceptance"), share
+
+
+def block_of(
+    both: tuple[CellData, CellData], metrics: dict[str, Metrics], basis: Basis
+) -> Block | None:
+    """One pair; None where either side has no token after its first chunk, or no counts."""
+    base, spec = both
+    level = _common_level(both)
+    slow, fast = phase_of(base, level), phase_of(spec, level, basis)
+    if slow is None or fast is None or not fast.steps:
+        return None
+    speed = [metrics[c.cell.cell_id].output_tokens_per_s for c in both]
+    acceptance = acceptance_of(sources_of(spec))
+    return Block(
+        repeat=spec.cell.repeat,
+        block=spec.cell.block,
+        base=slow,
+        spec=fast,
+        throughput=(speed[0], speed[1]) if speed[0] and speed[1] else None,
+        rates=acceptance.per_position if acceptance else None,
+    )
+
+
+def _common_level(both: tuple[CellData, CellData]) -> Level:
+    """The wider of the two windows' levels, as the cells' own latencies take it."""
+    found = [steady_window(c.records, c.cell.load) for c in both]
+    return max((w.level if w else LEVELS[0] for w in found), key=LEVELS.index)
+
+
+def phase_of(data: CellData, level: Level, basis: Basis | None = None) -> Phase | None:
+    """The times of a cell's whole answers in its window. `basis` None: a baseline."""
+    window = steady_window(data.records, data.cell.load, level)
+    if window is None:
+        return None
+    inside = [r for r in data.ok if window.has(r) and _later(r)]
+    later = sum(_later(r) or 0 for r in inside)
+    first = sum(ttft_s(r) or 0.0 for r in inside)
+    decode = sum((e2el_s(r) or 0.0) - (ttft_s(r) or 0.0) for r in inside)
+    flying = under_way(data.records, window.begin_ns, window.end_ns)
+    if not later or decode <= 0 or first <= 0 or flying is None:
+        return None
+    steps: float | None = None
+    if basis == "chunks":
+        steps = float(sum(len(r.chunk_ns) - 1 for r in inside))
+    elif basis == "acceptance":
+        told = acceptance_of(sources_of(data))
+        steps = later / told.length if told and told.length else None
+    return Phase(first_s=first, decode_s=decode, later=later, steps=steps, under_way=flying)
+
+
+def _later(r: RequestRecord) -> int | None:
+    """Tokens after the first chunk; None where they cannot be timed."""
+    if r.output_tokens is None or r.chunk_tokens is None or len(r.chunk_ns) < 2:
+        return None
+    return r.output_tokens - r.chunk_tokens[0]
+
+
+def under_way(records: Sequence[RequestRecord], begin_ns: int, end_ns: int) -> float | None:
+    """Requests in flight, averaged over a stretch of time; None of an empty one."""
+    if end_ns <= begin_ns:
+        return None
+    flown = sum(
+        max(0, min(r.chunk_ns[-1], end_ns) - max(r.sent_ns, begin_ns))
+        for r in records
+        if r.sent_ns is not None and r.chunk_ns
+    )
+    return flown / (end_ns - begin_ns) if flown else None
+
+
+def measured_at(blocks: Sequence[Block], k: int | None) -> Measured | None:
+    """What predictions start from: the acceptance at each position, and the cost, by block."""
+    rated = [b for b in blocks if b.rates]
+    if not rated or len(rated) != len(blocks):
+        return None
+    longest = k or max(len(b.rates or ()) for b in rated)
+    return Measured(
+        k=longest,
+        units=tuple(
+            Unit(
+                key=(b.repeat, b.block),
+                rates=padded(b.rates or (), longest, b.tokens_per_step),
+                cost=b.cost,
+            )
+            for b in rated
+        ),
+    )
+
+
+def padded(rates: tuple[float, ...], k: int, tokens_per_step: float) -> tuple[float, ...]:
+    """`k` rates: positions that were never reached are 0.
+
+    They are scaled to the tokens that were delivered: an engine that counts tokens accepted behind
+    a stop would promise more than a client gets.
+    """
+    whole = (*rates, *(0.0 for _ in range(k - len(rates))))[:k]
+    told = sum(whole)
+    factor = (tokens_per_step - 1) / told if told > 0 and tokens_per_step > 1 else 1.0
+    return tuple(min(1.0, r * factor) for r in whole)
