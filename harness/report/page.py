@@ -16,8 +16,9 @@ from harness.records import (
     LaunchRecord,
     LoadPoint,
     Manifest,
+    Speed,
 )
-from harness.report import view, words
+from harness.report import speed, view, words
 from harness.report.run_data import RunData
 from harness.report.style import Plot
 from harness.report.tables import (
@@ -160,7 +161,10 @@ def make_page(run: RunData, plots: list[Plot]) -> Page:
         sections=sections,
         failures=failures,
         cautions=cautions,
-        groups=[_group(group, void=void) for group in groups],
+        groups=[
+            {**_group(g, void=void), "speed": _speed(speed.of_group(summary, g.engine, g.load))}
+            for g in groups
+        ],
         overview_columns=OVERVIEW_COLUMNS,
         overview=[_overview_row(g, void=void) for g in groups] if len(groups) > 1 else [],
         pooled=f"{how_pooled(groups)} {window_rules(groups)}".strip(),
@@ -228,6 +232,19 @@ def _group(group: Group, *, void: bool) -> dict[str, Any]:
         "quality": [(label.strip(), b, s) for label, b, s in quality_rows(group)],
         "category_columns": CATEGORY_COLUMNS,
         "categories": category_rows(group),
+    }
+
+
+def _speed(found: Speed | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "sentence": speed.sentence(found),
+        "columns": speed.FACTOR_COLUMNS,
+        "rows": speed.factor_rows(found),
+        "notes": speed.notes(found),
+        "prediction_columns": speed.PREDICTION_COLUMNS,
+        "predictions": speed.prediction_rows(found),
     }
 
 
