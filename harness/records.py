@@ -362,6 +362,31 @@ class Speed(Record, frozen=True, kw_only=True):
     predictions: tuple[Prediction, ...] = ()
 
 
+class Axis(Record, frozen=True, kw_only=True):
+    """A key of the plan and the values it takes."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+class Setting(Record, frozen=True, kw_only=True):
+    """One choice of values, as `--set` items; `run` is its folder, below the sweep's.
+
+    `baseline` names the setting whose folder the baseline was measured into.
+    """
+
+    name: str
+    choice: tuple[str, ...]
+    condition: tuple[str, ...]
+    run: str
+    baseline: str
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """All its items."""
+        return (*self.condition, *self.choice)
+
+
 class Manifest(Record, frozen=True, kw_only=True):
     """Everything needed to know what was run, where, and to run it again."""
 

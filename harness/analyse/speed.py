@@ -22,7 +22,7 @@ from harness.analyse.data import CellData, RunData, pairs
 from harness.analyse.predict import Measured, Unit, estimate, predictions
 from harness.measure.metrics import e2el_s, ttft_s
 from harness.measure.steady import LEVELS, Level, steady_window
-from harness.records import Caution, Estimate, Metrics, RequestRecord, Speed
+from harness.records import Caution, Estimate, LoadPoint, Metrics, RequestRecord, Speed
 
 Basis = Literal["chunks", "acceptance"]
 CHUNKS_AGREE = 0.02
@@ -342,3 +342,12 @@ def padded(rates: tuple[float, ...], k: int, tokens_per_step: float) -> tuple[fl
     told = sum(whole)
     factor = (tokens_per_step - 1) / told if told > 0 and tokens_per_step > 1 else 1.0
     return tuple(min(1.0, r * factor) for r in whole)
+
+
+def measured_of(
+    run: RunData, engine: str, load: LoadPoint, metrics: dict[str, Metrics]
+) -> Measured | None:
+    """What predictions at other k start from; None where no pair has what it takes."""
+    whole = whole_pairs(run.select(engine, load=load))
+    blocks = blocks_of(whole, metrics, step_basis([spec for _, spec in whole])[0])
+    return measured_at(blocks, run.plan(engine).get("speculative", {}).get("k")) if blocks else None

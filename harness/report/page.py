@@ -244,7 +244,7 @@ def _speed(found: Speed | None) -> dict[str, Any] | None:
         "rows": speed.factor_rows(found),
         "notes": speed.notes(found),
         "prediction_columns": speed.PREDICTION_COLUMNS,
-        "predictions": speed.prediction_rows(found),
+        "predictions": speed.prediction_rows(found.predictions),
     }
 
 

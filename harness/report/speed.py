@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from harness.records import Estimate, LoadPoint, Speed, Summary
+from collections.abc import Sequence
+
+from harness.records import Estimate, LoadPoint, Prediction, Speed, Summary
 from harness.report import words
 
 FACTOR_COLUMNS = ("factor", "baseline", "speculative", "ratio (interval)")
@@ -75,10 +77,10 @@ def notes(speed: Speed) -> str:
     return told
 
 
-def prediction_rows(speed: Speed) -> list[list[str]]:
+def prediction_rows(predictions: Sequence[Prediction]) -> list[list[str]]:
     """One row a number of draft tokens, by `PREDICTION_COLUMNS`; bounds where they are all."""
     rows = []
-    for p in speed.predictions:
+    for p in predictions:
         gain = words.interval(p.low, p.high)
         rows.append(
             [
