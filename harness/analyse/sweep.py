@@ -196,14 +196,18 @@ def _point(one: Measurement, engine: str, load: LoadPoint) -> Point:
 
 
 def best_of(measured: Sequence[Measurement]) -> list[Best]:
-    """The best choice for every engine, condition and load. Void settings do not take part."""
+    """The best choice for every engine, condition and load.
+
+    Void, failed and forced settings take no part: the first two would spoil it for the others,
+    and what is forced is no drafter's doing.
+    """
     found: list[Best] = []
     groups: dict[tuple[str, tuple[str, ...], LoadPoint], list[Measurement]] = {}
     for one in measured:
         for engine in one.run.engines():
             forced = forced_length(one.run.plan(engine)) is not None
-            if one.summary.void is not None or forced:
-                continue  # what is forced is no drafter's doing
+            if one.summary.void is not None or one.summary.failures or forced:
+                continue
             for load in one.run.loads(engine):
                 groups.setdefault((engine, one.setting.condition, load), []).append(one)
     for (engine, condition, load), members in groups.items():
@@ -225,7 +229,9 @@ def best_of(measured: Sequence[Measurement]) -> list[Best]:
                     leader=choice.leader,
                     named=choice.named,
                     undecided=choice.undecided,
-                    speedup=_over(base, candidates[choice.leader], confidence),
+                    speedup=None
+                    if choice.leader == NO_DRAFTER
+                    else _over(base, candidates[choice.leader], confidence),
                     lead=choice.lead,
                     compared=len(candidates),
                     confidence=confidence,

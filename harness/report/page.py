@@ -60,6 +60,11 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ),
     ("ratio (interval)", "speculative by baseline over paired, interleaved blocks"),
     (
+        "relative step cost",
+        "time of a verify step by the baseline's time of a token: the acceptance length at which "
+        "the decode phase breaks even",
+    ),
+    (
         "verdict",
         "better or worse: the whole interval lies on one side of 1 and the effect is at least the "
         "plan's minimum; same: the interval lies inside the minimum; else undecided",

@@ -150,6 +150,8 @@ def _figure(found: Sweep, engine: str, condition: tuple[str, ...], points: Seque
         _line(axes, [x + shift for x in at], members, number, label)
         shown = "; ".join(f"{p.setting} {speed.ratio(p.speedup)}" for p in members)
         said.append(f"{label}: {shown}.")
+    top = max(p.speedup.value for p in points if p.speedup is not None)
+    axes.set_ylim(0, max(1.25, 1.6 * top))
     axes.axhline(1, color=style.INK, alpha=0.5, linewidth=0.9, linestyle=":")
     if by_k:
         axes.set_xticks(sorted({_k_of(found, p) or 0 for p in points}))
@@ -166,8 +168,8 @@ def _figure(found: Sweep, engine: str, condition: tuple[str, ...], points: Seque
         title=f"Speed-up, {name}",
         svg=style.to_svg(figure, slug),
         alt=f"Speed-up of output tokens per second over the baseline, {name}. " + " ".join(said),
-        caption="Speculative by baseline over paired blocks; bars are intervals, each on its own. "
-        "The dotted line is no change.",
+        caption="Speculative by baseline over paired blocks; bars are intervals, each on its own, "
+        "cut where they leave the figure. The dotted line is no change.",
     )
 
 
