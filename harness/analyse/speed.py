@@ -20,9 +20,8 @@ import msgspec
 from harness.analyse.acceptance import acceptance_of, sources_of
 from harness.analyse.data import CellData, RunData, pairs
 from harness.analyse.predict import Measured, Unit, estimate, predictions
-from harness.measure.metrics import e2el_s, ttft_s
 from harness.measure.steady import LEVELS, Level, steady_window
-from harness.records import Caution, Estimate, LoadPoint, Metrics, RequestRecord, Speed
+from harness.records import Acceptance, Caution, Estimate, LoadPoint, Metrics, RequestRecord, Speed
 
 Basis = Literal["chunks", "acceptance"]
 CHUNKS_AGREE = 0.02
@@ -33,16 +32,16 @@ NS = 1e9
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """The times of one cell's requests, summed; `steps` None: a baseline.
+    """The times of one cell's requests, summed.
 
-    `first_s` sent to first chunk, `decode_s` first chunk to last, `later` the tokens after the
-    first chunk, `under_way` requests in flight on average.
+    `first_s` sent to first chunk, `decode_s` first chunk to last, `later` the tokens and `gaps`
+    the chunks after the first, `under_way` requests in flight on average.
     """
 
     first_s: float
     decode_s: float
     later: int
-    steps: float | None
+    gaps: int
     under_way: float
 
     @property
@@ -63,20 +62,19 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     block: int
     base: Phase
     spec: Phase
+    steps: float
     throughput: tuple[float, float] | None
-    rates: tuple[float, ...] | None
+    acceptance: Acceptance | None
 
     @property
     def step_s(self) -> float:
         """What one verify step takes."""
-        assert self.spec.steps is not None
-        return self.spec.decode_s / self.spec.steps
+        return self.spec.decode_s / self.steps
 
     @property
     def tokens_per_step(self) -> float:
         """What one verify step yields, as delivered."""
-        assert self.spec.steps is not None
-        return self.spec.later / self.spec.steps
+        return self.spec.later / self.steps
 
     @property
     def cost(self) -> float:
@@ -178,7 +176,7 @@ def speed_of(
         chunks_per_step=chunks,
         baseline_token_s=geometric_mean(b.base.token_s for b in blocks),
         step_s=geometric_mean(b.step_s for b in blocks),
-        acceptance_length=_length(specs),
+        acceptance_length=_length(blocks),
         tokens_per_step=over(lambda b: b.tokens_per_step),
         relative_step_cost=over(lambda b: b.cost),
         decode=over(lambda b: b.decode),
@@ -210,7 +208,9 @@ def blocks_of(
     whole: Sequence[tuple[CellData, CellData]], metrics: dict[str, Metrics], basis: Basis
 ) -> list[Block]:
     """The pairs that can be taken apart."""
-    return [b for both in whole if (b := block_of(both, metrics, basis)) is not None]
+    told = [acceptance_of(sources_of(spec)) for _, spec in whole]
+    found = (block_of(both, metrics, basis, a) for both, a in zip(whole, told, strict=True))
+    return [b for b in found if b is not None]
 
 
 def _throughput(blocks: Sequence[Block], confidence: float) -> Estimate | None:
@@ -218,10 +218,9 @@ def _throughput(blocks: Sequence[Block], confidence: float) -> Estimate | None:
     return estimate(ratios, confidence=confidence) if len(ratios) == len(blocks) else None
 
 
-def _length(specs: Sequence[CellData]) -> float | None:
+def _length(blocks: Sequence[Block]) -> float | None:
     """Acceptance length as the best source counts it, cells pooled by their drafts."""
-    told = [acceptance_of(sources_of(c)) for c in specs]
-    known = [a for a in told if a is not None and a.drafts]
+    known = [b.acceptance for b in blocks if b.acceptance is not None and b.acceptance.drafts]
     drafts = sum(a.drafts for a in known)
     return 1 + sum(a.accepted for a in known) / drafts if drafts else None
 
@@ -247,51 +246,59 @@ def step_basis(specs: Sequence[CellData]) -> tuple[Basis, float | None]:
 
 
 def block_of(
-    both: tuple[CellData, CellData], metrics: dict[str, Metrics], basis: Basis
+    both: tuple[CellData, CellData],
+    metrics: dict[str, Metrics],
+    basis: Basis,
+    acceptance: Acceptance | None,
 ) -> Block | None:
     """One pair; None where either side has no token after its first chunk, or no counts."""
     base, spec = both
-    level = _common_level(both)
-    slow, fast = phase_of(base, level), phase_of(spec, level, basis)
-    if slow is None or fast is None or not fast.steps:
+    mine = [metrics[c.cell.cell_id] for c in both]
+    level = max((m.steady.level for m in mine if m.steady), key=LEVELS.index, default=LEVELS[0])
+    slow, fast = phase_of(base, level), phase_of(spec, level)
+    if slow is None or fast is None:
         return None
-    speed = [metrics[c.cell.cell_id].output_tokens_per_s for c in both]
-    acceptance = acceptance_of(sources_of(spec))
+    length = acceptance.length if acceptance else None
+    steps = fast.gaps if basis == "chunks" else fast.later / length if length else None
+    if not steps:
+        return None
+    rates = [m.output_tokens_per_s for m in mine]
     return Block(
         repeat=spec.cell.repeat,
         block=spec.cell.block,
         base=slow,
         spec=fast,
-        throughput=(speed[0], speed[1]) if speed[0] and speed[1] else None,
-        rates=acceptance.per_position if acceptance else None,
+        steps=float(steps),
+        throughput=(rates[0], rates[1]) if rates[0] and rates[1] else None,
+        acceptance=acceptance,
     )
 
 
-def _common_level(both: tuple[CellData, CellData]) -> Level:
-    """The wider of the two windows' levels, as the cells' own latencies take it."""
-    found = [steady_window(c.records, c.cell.load) for c in both]
-    return max((w.level if w else LEVELS[0] for w in found), key=LEVELS.index)
-
-
-def phase_of(data: CellData, level: Level, basis: Basis | None = None) -> Phase | None:
-    """The times of a cell's whole answers in its window. `basis` None: a baseline."""
+def phase_of(data: CellData, level: Level) -> Phase | None:
+    """The times of a cell's whole answers in its window; None where there is nothing to time."""
     window = steady_window(data.records, data.cell.load, level)
     if window is None:
         return None
-    inside = [r for r in data.ok if window.has(r) and _later(r)]
-    later = sum(_later(r) or 0 for r in inside)
-    first = sum(ttft_s(r) or 0.0 for r in inside)
-    decode = sum((e2el_s(r) or 0.0) - (ttft_s(r) or 0.0) for r in inside)
-    flying = under_way(data.records, window.begin_ns, window.end_ns)
-    if not later or decode <= 0 or first <= 0 or flying is None:
+    first = decode = later = gaps = flown = 0
+    for r in data.records:
+        if r.sent_ns is None or not r.chunk_ns:
+            continue
+        begun, ended = r.chunk_ns[0], r.chunk_ns[-1]
+        flown += max(0, min(ended, window.end_ns) - max(r.sent_ns, window.begin_ns))
+        if r.status == "ok" and (tokens := _later(r)) and window.has(r):
+            first += begun - r.sent_ns
+            decode += ended - begun
+            later += tokens
+            gaps += len(r.chunk_ns) - 1
+    if not (later and decode > 0 and first > 0 and flown):
         return None
-    steps: float | None = None
-    if basis == "chunks":
-        steps = float(sum(len(r.chunk_ns) - 1 for r in inside))
-    elif basis == "acceptance":
-        told = acceptance_of(sources_of(data))
-        steps = later / told.length if told and told.length else None
-    return Phase(first_s=first, decode_s=decode, later=later, steps=steps, under_way=flying)
+    return Phase(
+        first_s=first / NS,
+        decode_s=decode / NS,
+        later=later,
+        gaps=gaps,
+        under_way=flown / (window.end_ns - window.begin_ns),
+    )
 
 
 def _later(r: RequestRecord) -> int | None:
@@ -301,33 +308,22 @@ def _later(r: RequestRecord) -> int | None:
     return r.output_tokens - r.chunk_tokens[0]
 
 
-def under_way(records: Sequence[RequestRecord], begin_ns: int, end_ns: int) -> float | None:
-    """Requests in flight, averaged over a stretch of time; None of an empty one."""
-    if end_ns <= begin_ns:
-        return None
-    flown = sum(
-        max(0, min(r.chunk_ns[-1], end_ns) - max(r.sent_ns, begin_ns))
-        for r in records
-        if r.sent_ns is not None and r.chunk_ns
-    )
-    return flown / (end_ns - begin_ns) if flown else None
-
-
 def measured_at(blocks: Sequence[Block], k: int | None) -> Measured | None:
     """What predictions start from: the acceptance at each position, and the cost, by block."""
-    rated = [b for b in blocks if b.rates]
-    if not rated or len(rated) != len(blocks):
+    rates = [b.acceptance.per_position if b.acceptance else None for b in blocks]
+    known = [r for r in rates if r]
+    if not known or len(known) != len(blocks):
         return None
-    longest = k or max(len(b.rates or ()) for b in rated)
+    longest = k or max(map(len, known))
     return Measured(
         k=longest,
         units=tuple(
             Unit(
                 key=(b.repeat, b.block),
-                rates=padded(b.rates or (), longest, b.tokens_per_step),
+                rates=padded(r, longest, b.tokens_per_step),
                 cost=b.cost,
             )
-            for b in rated
+            for b, r in zip(blocks, known, strict=True)
         ),
     )
 
