@@ -337,7 +337,8 @@ class Speed(Record, frozen=True, kw_only=True):
     tokens, is the break-even acceptance length as well. `chunks_per_step`: chunks the client saw
     by verify steps the engine counted; None where it counted none. `first_token_share` is the
     share of a request's time before its first token, `under_way` the requests in flight on
-    average: baseline, then speculative.
+    average, `running_batch` those past their first chunk as a step saw them: baseline, then
+    speculative. `equal_batch`: whether it was alike, so that step costs are of one batch.
     """
 
     engine: str
@@ -357,6 +358,7 @@ class Speed(Record, frozen=True, kw_only=True):
     residual: Estimate | None
     first_token_share: tuple[float, float]
     under_way: tuple[float, float]
+    running_batch: tuple[float, float]
     pairs: int
     equal_batch: bool
     predictions: tuple[Prediction, ...] = ()

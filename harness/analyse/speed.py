@@ -21,13 +21,13 @@ from harness.analyse.acceptance import acceptance_of, sources_of
 from harness.analyse.data import CellData, RunData, pairs
 from harness.analyse.predict import Measured, Unit, estimate, predictions
 from harness.measure.steady import LEVELS, Level, steady_window
-from harness.records import Acceptance, Caution, Estimate, LoadPoint, Metrics, RequestRecord, Speed
+from harness.records import Acceptance, Estimate, LoadPoint, Metrics, RequestRecord, Speed
 
 Basis = Literal["chunks", "acceptance"]
 CHUNKS_AGREE = 0.02
 """Chunks are taken for verify steps where their number is the engine's within this share."""
 BATCH_AGREES = 0.1
-"""Requests under way on average that differ by more make the step costs those of two batches."""
+"""Running batches that differ by more make the cost of a step that of another batch."""
 NS = 1e9
 
 
@@ -35,7 +35,8 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     """The times of one cell's requests, summed.
 
     `first_s` sent to first chunk, `decode_s` first chunk to last, `later` the tokens and `gaps`
-    the chunks after the first, `under_way` requests in flight on average.
+    the chunks after the first, `under_way` requests in flight on average, `running` the batch that
+    a step of the decode phase saw on average.
     """
 
     first_s: float
@@ -43,6 +44,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     later: int
     gaps: int
     under_way: float
+    running: float
 
     @property
     def token_s(self) -> float:
@@ -117,24 +119,6 @@ def forced_length(plan: dict[str, Any]) -> float | None:
     return None if found is None else float(found)
 
 
-def speed_cautions(run: RunData) -> list[Caution]:
-    """What a reader of the speed must know: the acceptance was forced."""
-    return [
-        Caution(
-            code="forced_acceptance",
-            text=(
-                f"{engine}: verify steps were made to yield {length:g} tokens on average "
-                "(speculative.forced_length): the output is wrong by design, is not compared, and "
-                "no verdict is drawn"
-            ),
-            advice="Read what a verify step costs; say nothing of the drafter from this run.",
-        )
-        for engine in run.engines()
-        if (length := forced_length(run.plan(engine))) is not None
-        and run.select(engine, "speculative")
-    ]
-
-
 def speeds(run: RunData, metrics: dict[str, Metrics]) -> tuple[Speed, ...]:
     """Every engine and load that has whole pairs. `metrics` are the cells' own, by cell id."""
     found = []
@@ -163,8 +147,13 @@ def speed_of(
     def over(of: Callable[[Block], float]) -> Estimate:
         return estimate([(b.repeat, of(b)) for b in blocks], confidence=confidence)
 
-    base = geometric_mean(b.base.under_way for b in blocks)
-    spec = geometric_mean(b.spec.under_way for b in blocks)
+    def average(of: Callable[[Phase], float]) -> tuple[float, float]:
+        return (
+            sum(of(b.base) for b in blocks) / len(blocks),
+            sum(of(b.spec) for b in blocks) / len(blocks),
+        )
+
+    running = average(lambda p: p.running)
     cell = specs[0].cell
     measured = measured_at(blocks, k)
     throughput = _throughput(blocks, confidence)
@@ -184,13 +173,11 @@ def speed_of(
         batch=over(lambda b: b.batch),
         throughput=throughput,
         residual=None if throughput is None else over(lambda b: b.residual or 1.0),
-        first_token_share=(
-            sum(b.base.share for b in blocks) / len(blocks),
-            sum(b.spec.share for b in blocks) / len(blocks),
-        ),
-        under_way=(base, spec),
+        first_token_share=average(lambda p: p.share),
+        under_way=average(lambda p: p.under_way),
+        running_batch=running,
         pairs=len(blocks),
-        equal_batch=abs(spec / base - 1) <= BATCH_AGREES,
+        equal_batch=abs(running[1] / running[0] - 1) <= BATCH_AGREES,
         predictions=predictions([measured], confidence=confidence) if measured else (),
     )
 
@@ -280,17 +267,21 @@ def phase_of(data: CellData, level: Level) -> Phase | None:
     if window is None:
         return None
     first = decode = later = gaps = flown = 0
+    spans: list[tuple[int, int]] = []
     for r in data.records:
         if r.sent_ns is None or not r.chunk_ns:
             continue
         begun, ended = r.chunk_ns[0], r.chunk_ns[-1]
-        flown += max(0, min(ended, window.end_ns) - max(r.sent_ns, window.begin_ns))
+        last = min(ended, window.end_ns)
+        flown += max(0, last - max(r.sent_ns, window.begin_ns))
+        if last > max(begun, window.begin_ns):
+            spans.append((max(begun, window.begin_ns), last))
         if r.status == "ok" and (tokens := _later(r)) and window.has(r):
             first += begun - r.sent_ns
             decode += ended - begun
             later += tokens
             gaps += len(r.chunk_ns) - 1
-    if not (later and decode > 0 and first > 0 and flown):
+    if not (later and decode > 0 and first > 0 and spans):
         return None
     return Phase(
         first_s=first / NS,
@@ -298,7 +289,21 @@ def phase_of(data: CellData, level: Level) -> Phase | None:
         later=later,
         gaps=gaps,
         under_way=flown / (window.end_ns - window.begin_ns),
+        running=running_batch(spans),
     )
+
+
+def running_batch(spans: Sequence[tuple[int, int]]) -> float:
+    """How many spans a moment within one lies in, on average over all of them (not empty)."""
+    import numpy as np
+
+    ends = np.asarray(spans, dtype=np.int64)
+    times = np.concatenate((ends[:, 0], ends[:, 1]))
+    order = np.argsort(times, kind="stable")
+    change = np.repeat((1, -1), len(ends))[order]
+    together = np.cumsum(change)[:-1].astype(float)
+    lasted = np.diff(times[order]).astype(float)
+    return float((together**2 * lasted).sum() / (together * lasted).sum())
 
 
 def _later(r: RequestRecord) -> int | None:

@@ -16,6 +16,7 @@ from harness.analyse.data import CellData, PairKey, RunData, pairs
 from harness.analyse.fidelity import client_bound
 from harness.analyse.integrity import compare_outputs
 from harness.analyse.speed import forced_length, speeds
+from harness.analyse.speed_cautions import speed_cautions
 from harness.measure.metrics import by_category, cell_metrics, dropped
 from harness.measure.slo import meets, slo_of
 from harness.measure.steady import LEVELS, Level, steady_window
@@ -39,6 +40,7 @@ def summarise(run: RunData) -> Summary:
     integrity = _integrity(run)
     comparisons = compare(run, metrics)
     void = void_reason(run)
+    speed = speeds(run, metrics)
     comparisons = [
         msgspec.structs.replace(c, verdict="undecided")
         if void is not None or forced_length(run.plan(c.engine)) is not None
@@ -51,10 +53,10 @@ def summarise(run: RunData) -> Summary:
         title=_title(run),
         cells=tuple(_cell_summary(run, c, metrics, integrity) for c in run.cells),
         comparisons=tuple(comparisons),
-        cautions=run_cautions(run, integrity, comparisons),
+        cautions=(*run_cautions(run, integrity, comparisons), *speed_cautions(run, speed)),
         failures=failures(run),
         void=void,
-        speed=speeds(run, metrics),
+        speed=speed,
     )
 
 

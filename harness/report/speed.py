@@ -43,6 +43,7 @@ def factor_rows(speed: Speed) -> list[list[str]]:
     """One row a factor, by `FACTOR_COLUMNS`."""
     shares = [words.percent(share) for share in speed.first_token_share]
     flying = [words.fixed(n) for n in speed.under_way]
+    running = [words.fixed(n) for n in speed.running_batch]
     return [
         ["tokens a step", "1.00", words.fixed(speed.tokens_per_step.value),
          ratio(speed.tokens_per_step)],
@@ -51,8 +52,9 @@ def factor_rows(speed: Speed) -> list[list[str]]:
         ["decode phase: the first by the second", words.DASH, words.DASH, ratio(speed.decode)],
         ["time before the first token, share", *shares, ratio(speed.first_token)],
         ["requests in flight", *flying, ratio(speed.batch)],
+        ["running batch of a step", *running, words.DASH],
         ["rest", words.DASH, words.DASH, ratio(speed.residual)],
-        ["output tokens/s: the product of the last four", words.DASH, words.DASH,
+        ["output tokens/s: decode x first token x in flight x rest", words.DASH, words.DASH,
          ratio(speed.throughput)],
     ]  # fmt: skip
 
@@ -70,10 +72,7 @@ def notes(speed: Speed) -> str:
         told = "Every chunk is one verify step; its time is the gap before it."
     told += " The step's cost in baseline tokens is the break-even acceptance length."
     if not speed.equal_batch:
-        told += (
-            " The variants had other numbers of requests in flight, so that the step's cost is "
-            "that of another batch."
-        )
+        told += " The running batches differ, so that the step's cost is that of another batch."
     return told
 
 

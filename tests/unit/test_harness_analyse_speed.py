@@ -20,11 +20,11 @@ from harness.analyse.predict import (
     predict,
     predictions,
 )
-from harness.analyse.speed import speed_of, step_basis
+from harness.analyse.speed import running_batch, speed_of, step_basis
 from harness.analyse.summary import summarise
 from harness.measure.metrics import cell_metrics
 from harness.plan.schema import Plan, SpeculativeSection
-from harness.records import DraftCounts, Estimate, RequestRecord, Speed
+from harness.records import DraftCounts, Estimate, LoadPoint, RequestRecord, Speed
 
 US = 1000
 Steps = Sequence[int]
@@ -105,6 +105,7 @@ def test_the_identity_holds_on_known_costs(
     # One request at a time, back to back: nothing is left over, and the batch is one on each side.
     assert speed.batch.value == pytest.approx(1, rel=1e-9)
     assert speed.residual.value == pytest.approx(1, rel=1e-9)
+    assert speed.running_batch == pytest.approx((1, 1))
     assert speed.equal_batch
 
 
@@ -128,6 +129,34 @@ def test_where_chunks_are_no_steps_the_step_is_told_by_the_acceptance_length() -
     assert speed.step_s == pytest.approx(0.0012)
     assert speed.tokens_per_step.value == pytest.approx(2)
     assert speed.decode.value == pytest.approx(4000 / 2400)
+
+
+def test_the_running_batch_is_what_a_step_sees() -> None:
+    assert running_batch([(0, 10), (20, 30)]) == 1
+    assert running_batch([(0, 10), (0, 10), (0, 10)]) == 3
+    # One alone for 10, two together for 10: of three request-times two see the other.
+    assert running_batch([(0, 20), (10, 20)]) == pytest.approx(5 / 3)
+
+
+def test_other_running_batches_are_told() -> None:
+    load = LoadPoint(mode="open", request_rate=1.0, num_requests=4)
+    base = answers([1] * 8, 1000, k=0)
+    alone = answers([2] * 4, 1000)
+    both = [msgspec.structs.replace(r, sent_ns=0, chunk_ns=base[0].chunk_ns) for r in base]
+    cells = [
+        c
+        for repeat in range(2)
+        for c in (
+            cell("baseline", repeat, both, load=load),
+            cell("speculative", repeat, alone, load=load),
+        )
+    ]
+    summary = summarise(run_of(cells))
+    (speed,) = summary.speed
+    assert speed.running_batch == pytest.approx((4, 1))
+    assert not speed.equal_batch
+    (caution,) = [c for c in summary.cautions if c.code == "batches_differ"]
+    assert "4.0 requests without the drafter and 1.0 with it" in caution.text
 
 
 def test_counters_tell_the_steps_where_requests_do_not() -> None:
