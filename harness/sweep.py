@@ -231,7 +231,7 @@ def _tell(parts: list[Part], folder: Path, progress: Progress) -> None:
             if group[0].variant == "speculative" or part.setting.baseline == part.setting.name:
                 starts, cells = starts + 1, cells + len(group)
     shared = len({p.setting.baseline for p in parts})
-    one = "the baseline is" if shared == 1 else f"{shared} baselines are"
+    one = "the baseline is" if shared == 1 else f"{shared} baselines, each"
     progress.say(f"{parts[0].prepared[0].name}: {parts[0].prepared[0].why}")
     progress.say(
         f"{len(parts)} settings, {starts} starts, {cells} cells; {one} measured once for the "
@@ -297,7 +297,7 @@ def _link(source: Path, target: Path) -> None:
     """A folder's files under a second name, put in place together; nothing where it is there."""
     if not source.is_dir() or target.exists():
         return
-    target.parent.mkdir(exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     work = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     try:
         shutil.copytree(source, work, copy_function=_link_file)

@@ -29,6 +29,8 @@ from harness.records import (
 
 NO_DRAFTER = "no drafter"
 """The baseline among the settings to choose from."""
+WITH_DRAFTER = "with the drafter"
+"""The one setting where nothing of the drafting is swept."""
 FEWEST_STARTS = 2
 """One start of each setting names no winner: what a start brings with it is not seen."""
 
@@ -195,6 +197,13 @@ def _point(one: Measurement, engine: str, load: LoadPoint) -> Point:
     )
 
 
+def choice_name(setting: Setting) -> str:
+    """What is chosen with a setting, in the words of a candidate: `k=3`."""
+    told = (item.partition("=") for item in setting.choice)
+    words = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in told)
+    return words or WITH_DRAFTER
+
+
 def best_of(measured: Sequence[Measurement]) -> list[Best]:
     """The best choice for every engine, condition and load.
 
@@ -212,7 +221,7 @@ def best_of(measured: Sequence[Measurement]) -> list[Best]:
                 groups.setdefault((engine, one.setting.condition, load), []).append(one)
     for (engine, condition, load), members in groups.items():
         candidates = {
-            m.setting.name: rates(m.summary, engine, load, "speculative") for m in members
+            choice_name(m.setting): rates(m.summary, engine, load, "speculative") for m in members
         }
         base = rates(members[0].summary, engine, load, "baseline")
         if base:

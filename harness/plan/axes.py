@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import product
 from typing import Literal
@@ -86,8 +87,8 @@ def settings_of(axes: Sequence[Axis]) -> list[Setting]:
 
 
 def _slug(name: str) -> str:
-    kept = "".join(c if c.isalnum() or c in ".=-" else "-" for c in name.replace(", ", ","))
-    return kept.replace("=", "").strip(".-")[:60] or "setting"
+    words = re.sub(r"[^\w.-]+", "-", name.replace("=", "").replace("_", "-"), flags=re.ASCII)
+    return re.sub(r"-{2,}", "-", words)[:60].strip(".-") or "setting"
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):

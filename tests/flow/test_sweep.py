@@ -114,6 +114,7 @@ def test_running_servers_are_swept_by_what_is_asked_of_them(start: Start, tmp_pa
     urls += ["--url", f"speculative={start('--step-ms', '5', '--drafts', '3')}"]
     over = ["--over", "sampling.temperature=0,0.5", "--over", "load.concurrency=1,2"]
     quick = [*SMALL, "--set", "compare.launches=2", "--set", "load.num_requests=6"]
+    quick += ["--set", "load.allow_client_bound=true"]
     done = harness("sweep", *urls, *over, *quick, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     folder, found = told(done)
@@ -126,6 +127,7 @@ def test_running_servers_are_swept_by_what_is_asked_of_them(start: Start, tmp_pa
         (["sampling.temperature=0.5"], 2),
     ]
     assert {b["compared"] for b in found["best"]} == {2}
+    assert {b["leader"] for b in found["best"]} == {"with the drafter"}
     for point in found["points"]:
         # Three tokens a step at the price of one.
         assert point["decode"]["value"] > 1.5
