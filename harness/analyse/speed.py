@@ -119,13 +119,19 @@ def forced_length(plan: dict[str, Any]) -> float | None:
     return None if found is None else float(found)
 
 
+def planned_k(run: RunData, engine: str) -> int | None:
+    """Draft tokens a step as the plan says; None of a running server, whose k no plan sets."""
+    attached = (run.manifest.plan.get("request") or {}).get("urls")
+    return None if attached else run.plan(engine).get("speculative", {}).get("k")
+
+
 def speeds(run: RunData, metrics: dict[str, Metrics]) -> tuple[Speed, ...]:
     """Every engine and load that has whole pairs. `metrics` are the cells' own, by cell id."""
     found = []
     for engine in run.engines():
         plan = run.plan(engine)
         confidence = plan["compare"]["confidence"]
-        k = plan.get("speculative", {}).get("k")
+        k = planned_k(run, engine)
         for load in run.loads(engine):
             told = speed_of(run.select(engine, load=load), metrics, confidence=confidence, k=k)
             if told is not None:
@@ -351,4 +357,4 @@ def measured_of(
     """What predictions at other k start from; None where no pair has what it takes."""
     whole = whole_pairs(run.select(engine, load=load))
     blocks = blocks_of(whole, metrics, step_basis([spec for _, spec in whole])[0])
-    return measured_at(blocks, run.plan(engine).get("speculative", {}).get("k")) if blocks else None
+    return measured_at(blocks, planned_k(run, engine)) if blocks else None

@@ -56,7 +56,7 @@ class Best(Record, frozen=True, kw_only=True):
     """The choice at one load under one condition. `named` None: undecided between `undecided`.
 
     `speedup` is the leader's over the baseline at `confidence`, `lead` its ratio to the next at
-    `each`, the confidence of every comparison after the correction.
+    `each`, the confidence of every comparison after the correction. `starts` they are over.
     """
 
     engine: str
@@ -70,6 +70,7 @@ class Best(Record, frozen=True, kw_only=True):
     compared: int
     confidence: float
     each: float
+    starts: int
 
 
 class Outlook(Record, frozen=True, kw_only=True):
@@ -104,6 +105,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     undecided: tuple[str, ...]
     lead: Estimate | None
     each: float
+    starts: int
 
 
 def choose(candidates: Mapping[str, Mapping[Key, float]], *, confidence: float) -> Choice | None:
@@ -137,6 +139,7 @@ def choose(candidates: Mapping[str, Mapping[Key, float]], *, confidence: float) 
         undecided=(leader, *sorted(close, key=lambda name: -means[name])) if close else (),
         lead=min(leads, key=lambda e: e.value, default=None),
         each=each,
+        starts=starts,
     )
 
 
@@ -245,6 +248,7 @@ def best_of(measured: Sequence[Measurement]) -> list[Best]:
                     compared=len(candidates),
                     confidence=confidence,
                     each=choice.each,
+                    starts=choice.starts,
                 )
             )
     return found

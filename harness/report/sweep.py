@@ -71,7 +71,7 @@ def best_sentence(best: Best) -> str:
     gain = speed.ratio(best.speedup)
     among = (
         f"{words.plural(best.compared, 'candidate')}, each pair compared at "
-        f"{words.percent(best.each)}"
+        f"{words.percent(best.each)} over {words.plural(best.starts, 'start')}"
     )
     if best.named is None:
         return f"{where}: undecided between {', '.join(best.undecided)} ({among})."

@@ -296,6 +296,18 @@ def test_the_summary_holds_the_speed_of_every_load() -> None:
     assert decoded == summary.speed
 
 
+def test_the_k_of_a_running_server_is_what_its_positions_tell() -> None:
+    cells = [c for r in range(2) for c in pair([2, 3, 4], 1000, 1500, r)]
+    run = run_of(cells, plan=Plan(speculative=SpeculativeSection(k=1)))
+    plan = {**run.manifest.plan, "request": {"urls": {"": "http://127.0.0.1:1"}}}
+    attached = msgspec.structs.replace(
+        run, manifest=msgspec.structs.replace(run.manifest, plan=plan)
+    )
+    (speed,) = summarise(attached).speed
+    assert speed.k == 3
+    assert [p.k for p in speed.predictions] == [1, 2, 3, 4, 5]
+
+
 def test_forced_acceptance_is_not_compared_and_draws_no_verdict() -> None:
     cells = [c for r in range(3) for c in pair([4, 4, 4], 1000, 1500, r)]
     assert summarise(run_of(cells)).comparisons[0].verdict == "better"
