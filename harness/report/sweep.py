@@ -57,6 +57,7 @@ def render_text(found: Sweep, width: int = 100) -> str:
 def sentences(found: Sweep) -> list[str]:
     """The best setting under every condition and load, failures, and why it is void."""
     told = [best_sentence(best) for best in found.best]
+    told += [line for outlook in found.outlooks if (line := outlook_sentence(outlook))]
     told += [f"Failed: {words.one_line(text, 300)}" for text in found.failures]
     if found.void is not None:
         told.append(f"Void, and not among the best: {words.one_line(found.void, 600)}")
@@ -79,6 +80,18 @@ def best_sentence(best: Best) -> str:
         return f"{where}: fastest without a drafter, by {speed.ratio(best.lead)} ({among})."
     lead = "" if best.lead is None else f", {speed.ratio(best.lead)} over the next"
     return f"{where}: best is {best.named}, {gain} the baseline{lead} ({among})."
+
+
+def outlook_sentence(outlook: Outlook) -> str | None:
+    """Which k the decode phase would gain more from than from every k that was measured, if any."""
+    known = [p for p in outlook.predictions if p.speedup is not None]
+    best = max(known, key=lambda p: p.speedup or 0.0, default=None)
+    if best is None or best.basis == "measured":
+        return None
+    return (
+        f"{_outlook_name(outlook)}: k = {best.k} may be faster still, predicted "
+        f"{words.ratio(best.speedup, best.low, best.high)} in the decode phase; measure it."
+    )
 
 
 def _short(item: str) -> str:

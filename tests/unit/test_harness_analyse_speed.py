@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from harness_records import C1, cell, counters, request, run_of
+from harness_records import C1, cell, counters, run_of
 from hypothesis import given
 from hypothesis import strategies as st
+from speed_records import Steps, answers, drafts_of, pair
 
 from harness.analyse.data import CellData
 from harness.analyse.predict import (
@@ -24,54 +25,7 @@ from harness.analyse.speed import running_batch, speed_of, step_basis
 from harness.analyse.summary import summarise
 from harness.measure.metrics import cell_metrics
 from harness.plan.schema import Plan, SpeculativeSection
-from harness.records import DraftCounts, Estimate, LoadPoint, RequestRecord, Speed
-
-US = 1000
-Steps = Sequence[int]
-
-
-def answers(
-    steps: Steps, step_us: int, *, first_us: int = 5000, n: int = 4, k: int = 3
-) -> list[RequestRecord]:
-    """`n` equal requests one after another; `steps` are the tokens of the chunks but the first."""
-    found, at = [], 0
-    for i in range(n):
-        times = [at + first_us * US]
-        for _ in steps:
-            times.append(times[-1] + step_us * US)
-        tokens = 1 + sum(steps)
-        found.append(
-            request(
-                index=i,
-                prompt_id=f"p{i}",
-                sent_ns=at,
-                chunk_ns=tuple(times),
-                chunk_tokens=(1, *steps),
-                end_ns=times[-1],
-                output_tokens=tokens,
-                token_ids=tuple(range(tokens)),
-                acceptance=drafts_of(steps, k) if k else None,
-            )
-        )
-        at = times[-1]
-    return found
-
-
-def drafts_of(steps: Steps, k: int) -> DraftCounts:
-    return DraftCounts(
-        drafts=len(steps),
-        drafted=k * len(steps),
-        accepted=sum(s - 1 for s in steps),
-        per_position=tuple(sum(s > i + 1 for s in steps) for i in range(k)),
-    )
-
-
-def pair(
-    steps: Steps, token_us: int, step_us: int, repeat: int = 0, *, first: tuple[int, int] = (5, 5)
-) -> list[CellData]:
-    base = answers([1] * sum(steps), token_us, first_us=1000 * first[0], k=0)
-    spec = answers(steps, step_us, first_us=1000 * first[1])
-    return [cell("baseline", repeat, base), cell("speculative", repeat, spec)]
+from harness.records import DraftCounts, Estimate, LoadPoint, Speed
 
 
 def taken_apart(cells: list[CellData], k: int | None = 3) -> Speed:

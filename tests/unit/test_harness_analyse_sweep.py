@@ -5,12 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import msgspec
 import pytest
+from harness_records import run_of
 from hypothesis import given
 from hypothesis import strategies as st
+from speed_records import Steps, pair
 
-from harness.analyse.sweep import NO_DRAFTER, choose
+from harness.analyse.summary import summarise
+from harness.analyse.sweep import (
+    NO_DRAFTER,
+    Measurement,
+    best_of,
+    choose,
+    outlooks_of,
+    points_of,
+)
 from harness.plan.axes import Step, kind_of, steps_of
+from harness.plan.schema import Plan, SpeculativeSection
 from harness.records import Setting
 
 BOTH = ("baseline", "speculative")
@@ -108,3 +120,52 @@ def test_equal_candidates_are_rarely_told_apart() -> None:
         assert choice is not None
         named += choice.named is not None
     assert named <= 20
+
+
+def measured(
+    k: int, steps: Steps, costs: Sequence[int], *, forced: float | None = None
+) -> Measurement:
+    """One setting at k, a baseline token of 1000 us, a step's cost in each of the starts."""
+    plan = Plan(speculative=SpeculativeSection(k=k, forced_length=forced))
+    cells = [c for r, cost in enumerate(costs) for c in pair(steps, 1000, cost, r)]
+    run = run_of(cells, plan=plan)
+    choice = (f"speculative.k={k}",)
+    if forced is not None:
+        choice += (f"speculative.forced_length={forced:g}",)
+    made = Setting(name=f"k={k}", choice=choice, condition=(), run="runs/x", baseline="k=1")
+    return Measurement(setting=made, run=run, summary=summarise(run))
+
+
+def test_a_sweeps_figures_best_setting_and_prediction() -> None:
+    # Steps of k = 1 and of k = 3 from one drafter; a step costs 1 + k / 10 baseline tokens.
+    one = measured(1, [2, 2, 2, 1], [1100, 1101, 1099])
+    three = measured(3, [4, 4, 2, 1], [1300, 1301, 1299])
+    forced = measured(3, [4, 4, 4, 4], [1300, 1300, 1300], forced=4.0)
+    all_of = [one, three, forced]
+    points = [p for m in all_of for p in points_of(m)]
+    assert [p.forced_length for p in points] == [None, None, 4.0]
+    assert points[1].decode is not None
+    assert points[1].decode.value == pytest.approx(2.75 / 1.3, rel=1e-3)
+    (best,) = best_of(all_of)  # what is forced is no candidate
+    assert (best.named, best.compared, best.starts) == ("k=3", 3, 3)
+    (outlook,) = outlooks_of(all_of)
+    by_k = {p.k: p for p in outlook.predictions}
+    assert by_k[2].acceptance_length == pytest.approx(2.25)
+    assert by_k[2].speedup == pytest.approx(2.25 / 1.2, rel=1e-3)
+    assert by_k[2].low is not None
+    assert by_k[2].low < 2.25 / 1.2 < (by_k[2].high or 0)
+
+
+def test_void_and_failed_settings_take_no_part() -> None:
+    one, three = measured(1, [2, 1], [1000] * 3), measured(3, [4, 1], [1000] * 3)
+    void = msgspec.structs.replace(
+        three, summary=msgspec.structs.replace(three.summary, void="broken")
+    )
+    (best,) = best_of([one, void])
+    assert (best.leader, best.compared) == ("k=1", 2)
+    assert points_of(void)[0].void == "broken"
+    dead = msgspec.structs.replace(
+        three, summary=msgspec.structs.replace(three.summary, failures=("it died",))
+    )
+    assert [b.compared for b in best_of([one, dead])] == [2]
+    assert best_of([void]) == []

@@ -138,6 +138,19 @@ def test_a_winner_is_named_and_a_draw_is_told_as_one() -> None:
     assert "fastest without a drafter, by 1.30x" in sweep.best_sentence(none)
 
 
+def test_a_k_that_was_not_measured_is_told_where_it_promises_more() -> None:
+    (outlook,) = a_sweep().outlooks
+    assert sweep.outlook_sentence(outlook) is None  # the measured one is the best that is known
+    better = Prediction(
+        k=4, acceptance_length=3.0, relative_step_cost=1.7, speedup=1.7647, low=1.5, high=2.0,
+        basis="a line",
+    )  # fmt: skip
+    more = msgspec.structs.replace(outlook, predictions=(*PREDICTIONS, better))
+    told = sweep.outlook_sentence(more)
+    assert told is not None
+    assert "k = 4 may be faster still, predicted 1.76x (1.50–2.00) in the decode phase" in told
+
+
 def test_the_sweeps_text_is_no_wider_than_asked_and_says_what_is_void() -> None:
     points = a_sweep().points
     void = msgspec.structs.replace(points[0], void="broken")
