@@ -50,9 +50,10 @@ class ServeSpec:
 
     `drafter` None is the baseline. `pair_drafter` is then the drafter of the variant it is compared
     with, for engines that must serve both by the same kernels. `k` counts draft tokens a verify
-    step (chain drafting). `max_num_seqs`, `kv_cache_gib` and `threads` None leave the engine's
-    default. `temperature` is the highest that requests will ask for. `extra_args` and
-    `extra_env` come from the profile and are passed on as they are, last.
+    step (chain drafting). `forced_length` None: drafts are verified; else a step is made to yield
+    so many tokens on average, and the output is wrong by design. `max_num_seqs`, `kv_cache_gib` and
+    `threads` None leave the engine's default. `temperature` is the highest that requests will ask
+    for. `extra_args` and `extra_env` come from the profile and are passed on as they are, last.
     """
 
     target: Path
@@ -61,6 +62,7 @@ class ServeSpec:
     drafter: Path | None = None
     pair_drafter: Path | None = None
     k: int = 3
+    forced_length: float | None = None
     dtype: str = "auto"
     max_model_len: int = 2048
     max_num_seqs: int | None = 16
@@ -75,6 +77,15 @@ class ServeSpec:
     reasoning_parser: str | None = None
     extra_args: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_forced(spec: ServeSpec) -> None:
+    """Raise `EngineUsageError` where no verify step of `k` drafts can yield `forced_length`."""
+    if spec.forced_length is not None and not 1 <= spec.forced_length <= spec.k + 1:
+        raise EngineUsageError(
+            f"speculative.forced_length {spec.forced_length:g}: with k = {spec.k} a verify step "
+            f"yields 1 to {spec.k + 1} tokens"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from engines.base import (
     RequestAcceptance,
     ServeSpec,
     SpecCounters,
+    check_forced,
 )
 from engines.checkpoint import check_named, drop_nulls, read_config
 from engines.prometheus import Sample, first, once, parse, rank_counters
@@ -77,6 +78,7 @@ class SglangAdapter:
             check_named(spec.drafter, "drafter")
             if spec.k < 1:
                 raise EngineUsageError(f"k = {spec.k}: SGLang drafts at least 1 token a step")
+            check_forced(spec)
 
     def launch(self, spec: ServeSpec, workdir: Path) -> Launch:
         """The command for `spec`. A drafter is translated into `workdir`/drafter-sglang."""
@@ -98,6 +100,7 @@ class SglangAdapter:
                 env["OMP_NUM_THREADS"] = str(spec.threads)
         if spec.drafter is not None:
             argv += _speculative_args(spec, workdir)
+            env |= _forced(spec)
         return Launch(argv=(*argv, *spec.extra_args), env={**env, **spec.extra_env})
 
     def failure_cause(self, log_text: str) -> str | None:
@@ -286,6 +289,21 @@ def _speculative_args(spec: ServeSpec, workdir: Path) -> list[str]:
     if spec.device == "cpu":
         args += ["--speculative-draft-attention-backend", "intel_amx"]
     return args
+
+
+def _forced(spec: ServeSpec) -> dict[str, str]:
+    """What makes SGLang accept so many tokens: the floor or the ceiling of the length a step.
+
+    One draw a step for the whole batch. Its default puts token 100 in place of every draft; the
+    real draft tokens keep the experts and the drafter busy as they would be.
+    """
+    if spec.forced_length is None:
+        return {}
+    return {
+        "SGLANG_SIMULATE_ACC_LEN": f"{spec.forced_length:g}",
+        "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+        "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+    }
 
 
 def _totals(samples: list[Sample]) -> dict[str, int]:

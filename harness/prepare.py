@@ -115,6 +115,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             drafter=self.drafter if variant == "speculative" else None,
             pair_drafter=self.drafter,
             k=self.plan.speculative.k,
+            forced_length=self.plan.speculative.forced_length,
             dtype=engine.dtype,
             max_model_len=engine.max_model_len or context_of(self.target),
             max_num_seqs=engine.max_num_seqs or self._most_sequences(),

@@ -422,6 +422,90 @@ class VariantEstimate(Record, frozen=True, kw_only=True):
     method: str
 
 
+class Interval(Record, frozen=True, kw_only=True):
+    """One figure over paired blocks; the interval is None with fewer than two units."""
+
+    value: float
+    ci_low: float | None = None
+    ci_high: float | None = None
+
+
+class Prediction(Record, frozen=True, kw_only=True):
+    """What the decode phase would gain at another `k`, from measured figures.
+
+    `low` and `high` hold the bounds where a part is not known, and the interval over blocks.
+    `speedup` is None where only bounds are known; `basis` says what was assumed.
+    """
+
+    k: int
+    acceptance_length: float | None
+    relative_step_cost: float | None
+    speedup: float | None
+    low: float | None
+    high: float | None
+    basis: str
+
+
+class Speed(Record, frozen=True, kw_only=True):
+    """Why speculation is as fast as it is, for one engine and load (`docs/speed.md`).
+
+    throughput = decode x first_token x batch x residual, and
+    decode = tokens_per_step / relative_step_cost. `relative_step_cost`, a verify step in baseline
+    tokens, is the break-even acceptance length as well. `chunks_per_step`: chunks the client saw
+    by verify steps the engine counted; None where it counted none. `first_token_share` is the
+    share of a request's time before its first token, `under_way` the requests in flight on
+    average, `running_batch` those past their first chunk as a step saw them: baseline, then
+    speculative. `equal_batch`: whether it was alike, so that step costs are of one batch.
+    """
+
+    engine: str
+    load: LoadPoint
+    k: int | None
+    step_basis: Literal["chunks", "acceptance"]
+    chunks_per_step: float | None
+    baseline_token_s: float
+    step_s: float
+    acceptance_length: float | None
+    tokens_per_step: Interval
+    relative_step_cost: Interval
+    decode: Interval
+    first_token: Interval
+    batch: Interval
+    throughput: Interval | None
+    residual: Interval | None
+    first_token_share: tuple[float, float]
+    under_way: tuple[float, float]
+    running_batch: tuple[float, float]
+    pairs: int
+    equal_batch: bool
+    predictions: tuple[Prediction, ...] = ()
+
+
+class Axis(Record, frozen=True, kw_only=True):
+    """A key of the plan and the values it takes."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+class Setting(Record, frozen=True, kw_only=True):
+    """One choice of values, as `--set` items; `run` is its folder, below the sweep's.
+
+    `baseline` names the setting whose folder the baseline was measured into.
+    """
+
+    name: str
+    choice: tuple[str, ...]
+    condition: tuple[str, ...]
+    run: str
+    baseline: str
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """All its items."""
+        return (*self.condition, *self.choice)
+
+
 class Manifest(Record, frozen=True, kw_only=True):
     """Everything needed to know what was run, where, and to run it again."""
 
@@ -455,6 +539,7 @@ class Summary(Record, frozen=True, kw_only=True):
     verdict: tuple[str, ...] = ()
     splits: tuple[AcceptanceSplits, ...] = ()
     estimates: tuple[VariantEstimate, ...] = ()
+    speed: tuple[Speed, ...] = ()
 
 
 class LaunchRecord(Record, frozen=True, kw_only=True):

@@ -29,6 +29,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--served-model-name", help="default: the folder's name")
     parser.add_argument("--drafter", type=Path, help="folder of an EAGLE-3 drafter (vLLM's form)")
     parser.add_argument("--k", type=int, default=3, help="draft tokens a verify step, 1 to 8")
+    parser.add_argument(
+        "--forced-length",
+        type=float,
+        help="make verify steps yield so many tokens on average, whatever the target says: the "
+        "output is wrong by design",
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--dtype", default="auto", help="auto, float32, float16 or bfloat16")
@@ -65,6 +71,10 @@ def main(argv: list[str]) -> int:
     try:
         if not 1 <= options.k <= 8:
             raise EngineUsageError(f"--k {options.k}: draft tokens a step must be 1 to 8")
+        if options.forced_length is not None and not 1 <= options.forced_length <= options.k + 1:
+            raise EngineUsageError(
+                f"--forced-length {options.forced_length:g}: must be 1 to {options.k + 1}, k + 1"
+            )
         taken = bind(options.host, options.port)
         engine = load(options, name)
     except (EngineUsageError, MemoryError) as error:
@@ -87,6 +97,7 @@ def load(options: argparse.Namespace, name: str) -> Engine:
         options.model,
         drafter=options.drafter,
         k=options.k,
+        forced_length=options.forced_length,
         name=name,
         dtype=options.dtype,
         device=options.device,

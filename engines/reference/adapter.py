@@ -15,6 +15,7 @@ from engines.base import (
     RequestAcceptance,
     ServeSpec,
     SpecCounters,
+    check_forced,
 )
 from engines.vllm import read_counters, read_request_acceptance
 
@@ -52,6 +53,7 @@ class ReferenceAdapter:
             return
         if not 1 <= spec.k <= 8:
             raise EngineUsageError(f"k {spec.k}: the reference engine drafts 1 to 8 tokens")
+        check_forced(spec)
         _check_drafter(spec.drafter, spec.target)
 
     def launch(self, spec: ServeSpec, workdir: Path) -> Launch:
@@ -65,6 +67,8 @@ class ReferenceAdapter:
             argv += ["--max-num-seqs", str(spec.max_num_seqs)]
         if spec.drafter is not None:
             argv += ["--drafter", str(spec.drafter), "--k", str(spec.k)]
+            if spec.forced_length is not None:
+                argv += ["--forced-length", f"{spec.forced_length:g}"]
         if spec.threads is not None:
             argv += ["--threads", str(spec.threads)]
         if spec.trust_remote_code:

@@ -23,6 +23,7 @@ from engines.reference.request import DraftLog, Request
 from engines.reference.sampling import (
     SamplingParams,
     distributions,
+    force,
     pick,
     top_logprobs,
     verify_greedy,
@@ -50,6 +51,7 @@ class Engine:
         slots: int,
         name: str = "reference",
         seed: int = 0,
+        forced_length: float | None = None,
     ) -> None:
         self.model, self.tokenizer, self.proposer = model, tokenizer, proposer
         self.max_len, self.slots = max_len, slots
@@ -66,6 +68,7 @@ class Engine:
         self.failure: str | None = None
         self._lengths: list[int] = []  # cached positions by slot: all tokens but the last
         self._seeds = random.Random(seed)
+        self.forced_length, self._coin = forced_length, random.Random(seed)
         self._wake = threading.Condition()
         self._stopping = False
 
@@ -270,6 +273,9 @@ class Engine:
             target = distributions(logits, params)
             draft = chances if chances is not None else target[:, :0]
             tokens, accepted = verify_sampled(target, draft, drafts, uniform[:, self.k :])
+        if self.forced_length is not None:
+            flips = [self._coin.random() for _ in requests]
+            tokens, accepted = force(logits, drafts, self.forced_length, flips)
         counts = accepted.tolist()
         if self.proposer is not None and aux is not None:
             self.proposer.record(starts, counts, tokens, aux)

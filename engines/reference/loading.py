@@ -21,6 +21,7 @@ def load_engine(
     *,
     drafter: Path | None = None,
     k: int = 3,
+    forced_length: float | None = None,
     name: str = "reference",
     dtype: str = "auto",
     device: str = "cpu",
@@ -53,6 +54,7 @@ def load_engine(
         slots=slots,
         name=name,
         seed=seed,
+        forced_length=forced_length if proposer is not None else None,
     )
 
 

@@ -119,6 +119,23 @@ def verify_sampled(
     return tokens, accepted
 
 
+def force(
+    logits: Tensor, drafts: Tensor, length: float, flips: list[float]
+) -> tuple[Tensor, Tensor]:
+    """Accept as many drafts as give `length` tokens a step on average, right or wrong.
+
+    Each row takes the floor or the ceiling of `length`, by its flip in [0, 1); the last token is
+    the target's likeliest. Returns as `verify_greedy`.
+    """
+    whole = int(length - 1)
+    accepted = torch.tensor([whole + (flip < length - 1 - whole) for flip in flips])
+    accepted = accepted.to(drafts.device)
+    tokens = logits.argmax(-1)
+    kept = torch.arange(drafts.shape[1], device=drafts.device) < accepted[:, None]
+    tokens[:, :-1] = torch.where(kept, drafts, tokens[:, :-1])
+    return tokens, accepted
+
+
 def top_logprobs(logits: Tensor, tokens: list[int], count: int) -> list[TokenLogprob]:
     """Log-probabilities of `tokens` under logits [N, V], with the `count` best of each row."""
     logprobs = logits.log_softmax(-1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from harness.analyse.acceptance import pooled_acceptance
 from harness.analyse.compare import load_words
 from harness.analyse.data import MOST_FAILED, CellData, RunData, pairs
 from harness.analyse.fairness import fairness_cautions
@@ -141,7 +140,6 @@ def run_cautions(
         found.append(_accuracy(run, engine))
         for load in run.loads(engine):
             found.append(_many_failed(run, engine, load))
-            found.append(_below_break_even(run, engine, load, comparisons))
         found.extend(fairness_cautions(run, engine, comparisons, metrics))
     found.extend(_labels(run))
     return tuple(c for c in found if c is not None)
@@ -285,33 +283,6 @@ def _accuracy(run: RunData, engine: str) -> Caution | None:
             f"(exact sign test, p = {p:.2g})"
         ),
         advice="Speculation must not change what is answered; look at the outputs that differ.",
-    )
-
-
-def _below_break_even(
-    run: RunData, engine: str, load: LoadPoint, comparisons: Sequence[Comparison]
-) -> Caution | None:
-    speed = next(
-        (
-            c
-            for c in comparisons
-            if (c.engine, c.load, c.metric) == (engine, load, "output_tokens_per_s")
-        ),
-        None,
-    )
-    if speed is None or speed.ratio is None or speed.ratio >= 1:
-        return None
-    pooled = pooled_acceptance(run.select(engine, "speculative", load))
-    if pooled is None or pooled.length is None:
-        return None
-    # Speed-up = acceptance length / relative cost of a verify step, so that cost is break-even.
-    return Caution(
-        code="below_break_even",
-        text=(
-            f"{engine} at {load_words(load)}: an acceptance length of {pooled.length:.2f} does not "
-            f"pay for verify steps that cost {pooled.length / speed.ratio:.2f} plain ones"
-        ),
-        advice="Lower speculative.k or the load, or train a better drafter.",
     )
 
 

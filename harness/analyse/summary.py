@@ -16,6 +16,8 @@ from harness.analyse.data import CellData, PairKey, RunData, pairs
 from harness.analyse.estimates import estimates
 from harness.analyse.fidelity import client_bound
 from harness.analyse.integrity import compare_outputs
+from harness.analyse.speed import forced_length, speeds
+from harness.analyse.speed_cautions import speed_cautions
 from harness.analyse.splits import split_acceptance
 from harness.measure.metrics import by_category, cell_metrics, dropped
 from harness.measure.slo import meets, slo_of
@@ -42,19 +44,28 @@ def summarise(run: RunData) -> Summary:
     comparisons = compare(run, metrics)
     cells = tuple(_cell_summary(run, c, metrics, integrity) for c in run.cells)
     void = void_reason(run)
-    if void is not None:
-        comparisons = [msgspec.structs.replace(c, verdict="undecided") for c in comparisons]
+    speed = speeds(run, metrics)
+    comparisons = [
+        msgspec.structs.replace(c, verdict="undecided")
+        if void is not None or forced_length(run.plan(c.engine)) is not None
+        else c
+        for c in comparisons
+    ]
     return Summary(
         schema_version=SCHEMA_VERSION,
         run_id=run.manifest.run_id,
         title=_title(run),
         cells=cells,
         comparisons=tuple(comparisons),
-        cautions=run_cautions(run, integrity, comparisons, metrics),
+        cautions=(
+            *run_cautions(run, integrity, comparisons, metrics),
+            *speed_cautions(run, speed),
+        ),
         failures=failures(run),
         void=void,
         splits=split_acceptance(run),
         estimates=tuple(estimates(run, metrics, _drafts(cells))),
+        speed=speed,
     )
 
 
@@ -127,11 +138,15 @@ def _asked(data: CellData) -> int:
 
 
 def _integrity(run: RunData) -> dict[str, Integrity | None]:
-    """By the speculative cell's id; only greedy outputs can be compared token by token."""
+    """By the speculative cell's id; only greedy outputs can be compared token by token.
+
+    Outputs under forced acceptance are wrong by design and are not compared.
+    """
     return {
         cand.cell.cell_id: compare_outputs(base, cand)
         for base, cand in pairs(run.cells)
         if run.plan(cand.cell.engine)["sampling"]["temperature"] == 0
+        and forced_length(run.plan(cand.cell.engine)) is None
     }
 
 

@@ -56,9 +56,14 @@ class DrafterSection(Section, frozen=True, kw_only=True):
 
 
 class SpeculativeSection(Section, frozen=True, kw_only=True):
-    """`k`: draft tokens a verify step."""
+    """`k`: draft tokens a verify step.
+
+    `forced_length`: the mean number of tokens that a verify step is made to yield, whatever the
+    target says. The output is wrong by design: it is for measuring what a step costs.
+    """
 
     k: Annotated[int, msgspec.Meta(ge=1, le=64)] = 3
+    forced_length: Annotated[float, msgspec.Meta(ge=1, le=65)] | None = None
 
 
 class DemoSection(Section, frozen=True, kw_only=True):

@@ -16,8 +16,9 @@ from harness.records import (
     LaunchRecord,
     LoadPoint,
     Manifest,
+    Speed,
 )
-from harness.report import view, words
+from harness.report import speed, view, words
 from harness.report.acceptance import acceptance_tables
 from harness.report.run_data import RunData
 from harness.report.style import Plot
@@ -65,6 +66,11 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "drafts accepted at least to that position, by drafts; positions count from 0",
     ),
     ("ratio (interval)", "speculative by baseline over paired, interleaved blocks"),
+    (
+        "relative step cost",
+        "time of a verify step by the baseline's time of a token: the acceptance length at which "
+        "the decode phase breaks even",
+    ),
     (
         "verdict",
         "better or worse: the whole interval lies on one side of 1 and the effect is at least the "
@@ -168,7 +174,11 @@ def make_page(run: RunData, plots: list[Plot]) -> Page:
         failures=failures,
         cautions=cautions,
         groups=[
-            {**_group(group, void=void), "acceptance": acceptance_tables(summary, group)}
+            {
+                **_group(group, void=void),
+                "speed": _speed(speed.of_group(summary, group.engine, group.load)),
+                "acceptance": acceptance_tables(summary, group),
+            }
             for group in groups
         ],
         overview_columns=OVERVIEW_COLUMNS,
@@ -238,6 +248,19 @@ def _group(group: Group, *, void: bool) -> dict[str, Any]:
         "quality": [(label.strip(), b, s) for label, b, s in quality_rows(group)],
         "category_columns": CATEGORY_COLUMNS,
         "categories": category_rows(group),
+    }
+
+
+def _speed(found: Speed | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "sentence": speed.sentence(found),
+        "columns": speed.FACTOR_COLUMNS,
+        "rows": speed.factor_rows(found),
+        "notes": speed.notes(found),
+        "prediction_columns": speed.PREDICTION_COLUMNS,
+        "predictions": speed.prediction_rows(found.predictions),
     }
 
 

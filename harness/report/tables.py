@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from harness.records import Summary
-from harness.report import view, words
+from harness.report import speed, view, words
 from harness.report.verdict import Standing, standing, verdict_sentence
 from harness.report.view import Group, MetricRow
 
@@ -47,6 +47,9 @@ def render_summary(summary: Summary) -> RenderableType:
         parts.append(_group_table(group, void=summary.void is not None))
         if 0 < len(group.categories) <= MOST_CATEGORIES:
             parts.append(_category_table(group))
+        found = speed.of_group(summary, group.engine, group.load)
+        if found is not None:
+            parts.append(Text(speed.sentence(found)))
     if groups:
         parts.append(Text(how_pooled(groups), style="dim"))
         parts.append(Text(window_rules(groups), style="dim"))
@@ -99,13 +102,13 @@ def _overview(groups: tuple[Group, ...]) -> Table:
     for name in ("baseline", "spec. tok/s", "ratio (interval)", "accepted", "identical"):
         table.add_column(name, justify="right", no_wrap=True)
     for group in groups:
-        speed = group.row("output_tokens_per_s")
+        tokens = group.row("output_tokens_per_s")
         accepted = None if group.acceptance is None else group.acceptance.rate
         table.add_row(
             _plain(group.name),
-            words.number(speed.baseline if speed else None),
-            words.number(speed.speculative if speed else None),
-            DASH if speed is None else _ratio(speed),
+            words.number(tokens.baseline if tokens else None),
+            words.number(tokens.speculative if tokens else None),
+            DASH if tokens is None else _ratio(tokens),
             words.percent(accepted),
             identical(group),
         )

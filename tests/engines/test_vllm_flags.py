@@ -63,6 +63,7 @@ def test_vllms_parser_reads_what_the_adapter_meant(
         trust_remote_code=True,
         reasoning_parser="kimi_k2",
         extra_args=("--attention-backend", "TRITON_MLA", "--enable-prefix-caching"),
+        forced_length=2.5,
     )
     specs = [baseline, speculative, gpu]
     argvs = [VllmAdapter().launch(spec, tmp_path).argv[3:] for spec in specs]
@@ -88,6 +89,8 @@ def test_vllms_parser_reads_what_the_adapter_meant(
     assert second["kv_cache_memory_bytes"] == 2**29
     assert second["speculative_config"]["num_speculative_tokens"] == 5
     assert second["per_request_spec_decode_metrics"] == "detailed"
+    assert third["speculative_config"]["rejection_sample_method"] == "synthetic"
+    assert third["speculative_config"]["synthetic_acceptance_length"] == 2.5
     assert third["tensor_parallel_size"] == 8
     assert third["trust_remote_code"] is True
     assert third["reasoning_parser"] == "kimi_k2"

@@ -456,3 +456,19 @@ def test_intels_openmp_is_loaded_first_where_the_environment_has_it(
     library.touch()
     monkeypatch.setenv("LD_PRELOAD", "libother.so")
     assert ADAPTER.launch(spec, tmp_path).env["LD_PRELOAD"] == f"{library}:libother.so"
+
+
+def test_forced_acceptance_is_synthetic_rejection_on_gpus(tmp_path: Path) -> None:
+    drafter = folder(tmp_path / "d", MLA)
+    spec = make_spec(tmp_path, MLA, device="cuda", drafter=drafter, k=3, forced_length=2.5)
+    ADAPTER.check(spec)
+    config = json.loads(value(ADAPTER.launch(spec, tmp_path).argv, "--speculative-config"))
+    assert config["rejection_sample_method"] == "synthetic"
+    assert config["synthetic_acceptance_length"] == 2.5
+    plain = ADAPTER.launch(replace(spec, forced_length=None), tmp_path)
+    assert "rejection_sample_method" not in value(plain.argv, "--speculative-config")
+    with pytest.raises(EngineUsageError, match="yields 1 to 4 tokens"):
+        ADAPTER.check(replace(spec, forced_length=4.5))
+    with pytest.raises(EngineUsageError, match="on GPUs only"):
+        ADAPTER.check(replace(spec, device="cpu"))
+    ADAPTER.check(replace(spec, device="cpu", drafter=None, pair_drafter=drafter))

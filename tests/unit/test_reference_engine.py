@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -413,3 +414,14 @@ def test_a_failure_ends_every_request_and_is_kept(llama: Pair) -> None:
     late = Request(llama.prompts[0], GREEDY, on_delta=deltas.append)
     engine.submit(late)
     assert late.finish_reason == "error"
+
+
+@pytest.mark.parametrize("length", [1.0, 2.5, 4.0])
+def test_forced_acceptance_reaches_the_length_whatever_the_drafts_are(
+    llama: Pair, length: float
+) -> None:
+    engine = llama.scripted(3, lambda step: 0, forced_length=length)  # no draft is right
+    drafts = [r.drafts for r in engine.generate(llama.prompts, GREEDY)]
+    steps = [n for log in drafts if log is not None for n in log.accepted]
+    assert sum(steps) / len(steps) + 1 == pytest.approx(length, abs=0.3)
+    assert set(steps) <= {int(length) - 1, math.ceil(length) - 1}

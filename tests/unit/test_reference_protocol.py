@@ -238,3 +238,15 @@ def test_adapter_imports_nothing_heavy(repo: Path) -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, check=True)
     assert json.loads(out.stdout) == []
+
+
+def test_adapter_forces_acceptance_for_the_drafted_variant_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    adapter = ReferenceAdapter()
+    spec = _spec(folder, drafter=tmp_path, k=3, forced_length=2.5)
+    argv = list(adapter.launch(spec, tmp_path).argv)
+    assert argv[argv.index("--forced-length") + 1] == "2.5"
+    assert "--forced-length" not in adapter.launch(_spec(folder, forced_length=2.5), tmp_path).argv
+    with pytest.raises(EngineUsageError, match="yields 1 to 4 tokens"):
+        adapter.check(_spec(folder, drafter=tmp_path, k=3, forced_length=4.5))

@@ -17,6 +17,7 @@ from engines.reference.draft import EagleProposer
 from engines.reference.engine import Engine, Request, SamplingParams
 from engines.reference.sampling import (
     distributions,
+    force,
     pick,
     verify_greedy,
     verify_sampled,
@@ -183,3 +184,17 @@ def test_a_seed_gives_the_same_output_whatever_runs_beside_it(small: Any) -> Non
         return wanted.output
 
     assert run(0) == run(0) == run(4)
+
+
+def test_forced_acceptance_takes_the_floor_or_the_ceiling_of_the_length() -> None:
+    logits = torch.zeros(3, 4, 9)
+    logits[:, :, 7] = 1.0  # the target would say 7 everywhere
+    drafts = torch.tensor([[1, 2, 3]] * 3)
+    tokens, accepted = force(logits, drafts, 2.25, [0.0, 0.24, 0.25])
+    assert accepted.tolist() == [2, 2, 1]
+    assert tokens[0, :3].tolist() == [1, 2, 7]
+    assert tokens[2, :2].tolist() == [1, 7]
+    for length, count in ((1.0, 0), (4.0, 3)):
+        tokens, accepted = force(logits, drafts, length, [0.0, 0.5, 0.999])
+        assert accepted.tolist() == [count] * 3
+        assert tokens[0, : count + 1].tolist() == [*[1, 2, 3][:count], 7]

@@ -251,3 +251,18 @@ def test_a_temperature_beside_a_drafter_is_refused_on_a_cpu(
         with pytest.raises(EngineUsageError, match=r"sampling\.temperature=0"):
             SglangAdapter().check(refused)
     SglangAdapter().check(replace(spec, temperature=0.7))
+
+
+def test_forced_acceptance_keeps_the_real_draft_tokens(drafted: ServeSpec, tmp_path: Path) -> None:
+    adapter = SglangAdapter()
+    forced = replace(drafted, forced_length=2.5)
+    adapter.check(forced)
+    env = adapter.launch(forced, tmp_path).env
+    assert env["SGLANG_SIMULATE_ACC_LEN"] == "2.5"
+    assert env["SGLANG_SIMULATE_ACC_METHOD"] == "match-expected"
+    assert env["SGLANG_SIMULATE_ACC_TOKEN_MODE"] == "real-draft-token"
+    for plain in (drafted, replace(forced, drafter=None)):
+        told = adapter.launch(plain, tmp_path).env
+        assert not [name for name in told if "SIMULATE" in name]
+    with pytest.raises(EngineUsageError, match="yields 1 to 4 tokens"):
+        adapter.check(replace(drafted, forced_length=5))

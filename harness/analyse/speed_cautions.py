@@ -1,0 +1,62 @@
+"""What a reader of the speed must know: forced acceptance, steps that do not pay, other batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.analyse.compare import load_words
+from harness.analyse.data import RunData
+from harness.analyse.speed import forced_length
+from harness.records import Caution, Speed
+
+
+def speed_cautions(run: RunData, speeds: Iterable[Speed]) -> tuple[Caution, ...]:
+    """Everything odd about why a run is as fast as it is."""
+    found: list[Caution | None] = [_forced(run, engine) for engine in run.engines()]
+    for speed in speeds:
+        found += [_below_break_even(speed), _other_batch(speed)]
+    return tuple(c for c in found if c is not None)
+
+
+def _forced(run: RunData, engine: str) -> Caution | None:
+    length = forced_length(run.plan(engine))
+    if length is None or not run.select(engine, "speculative"):
+        return None
+    return Caution(
+        code="forced_acceptance",
+        text=(
+            f"{engine}: verify steps were made to yield {length:g} tokens on average "
+            "(speculative.forced_length): the output is wrong by design, is not compared, and no "
+            "verdict is drawn"
+        ),
+        advice="Read what a verify step costs; say nothing of the drafter from this run.",
+    )
+
+
+def _below_break_even(speed: Speed) -> Caution | None:
+    if speed.decode.value >= 1:
+        return None
+    return Caution(
+        code="below_break_even",
+        text=(
+            f"{speed.engine} at {load_words(speed.load)}: {speed.tokens_per_step.value:.2f} tokens "
+            "a step do not pay for verify steps that cost "
+            f"{speed.relative_step_cost.value:.2f} baseline tokens"
+        ),
+        advice="Lower speculative.k or the load, or train a better drafter.",
+    )
+
+
+def _other_batch(speed: Speed) -> Caution | None:
+    if speed.equal_batch:
+        return None
+    base, spec = speed.running_batch
+    return Caution(
+        code="batches_differ",
+        text=(
+            f"{speed.engine} at {load_words(speed.load)}: the running batch was {base:.1f} "
+            f"requests without the drafter and {spec:.1f} with it, so that the cost of a verify "
+            "step is that of another batch"
+        ),
+        advice="Compare step costs in a closed loop; throughput and latency stand as they are.",
+    )
