@@ -31,6 +31,15 @@ from harness.measure.store import RunFolder, read_json, to_json, write_atomic
 from harness.plan.expand import launches_of
 from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request, api_key, prepare
+from harness.probes import (
+    ask_parity,
+    ask_ties,
+    golden_of,
+    keep_golden,
+    read_golden,
+    read_parity,
+    read_ties,
+)
 from harness.progress import Progress
 from harness.records import SCHEMA_VERSION, Cell, LaunchRecord, Manifest, Summary, Timeline
 from harness.serving import Server, Started, acceptance_reader, asking_of, serving, warm_up
@@ -68,6 +77,8 @@ def run(request: Request, progress: Progress) -> Outcome:
     check_out(request.out)
     make_ready = prepare_attached if request.urls else prepare
     prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
+    for engine in prepared:
+        golden_of(engine)  # a broken file is told before anything is written
     folder = begin(request, prepared)
     tell_plan(prepared, folder, progress)
     return measure(prepared, folder, progress)
@@ -122,6 +133,7 @@ def _measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) ->
 
 def measure_engine(prepared: Prepared, folder: RunFolder, progress: Progress) -> None:
     """One engine's starts in their order."""
+    keep_golden(prepared, folder)
     for cells in launches_of(prepared.cells):
         if not all(folder.has_cell(c.cell_id) for c in cells):
             measure_launch(prepared, cells, folder, progress)
@@ -146,11 +158,13 @@ def measure_launch(
             progress.stage(f"warming up {prepared.name} {variant}")
             ask = asking_of(prepared, server, variant)
             warm_up(ask, warm, cells, server)
+            ask_parity(prepared, server, first, folder, launch_dir)
             for cell, prompts in zip(cells, shares, strict=True):
                 if folder.has_cell(cell.cell_id):
                     progress.skip()
                 else:
                     measure_cell(prepared, server, cell, prompts, folder, progress)
+            ask_ties(prepared, server, cells, folder)
     except Exception as error:
         told = isinstance(error, EngineError | HarnessError)
         failure = str(error) if told else one_line(f"{type(error).__name__}: {error}", 600)
@@ -317,7 +331,15 @@ def analyse(path: Path) -> Summary:
         )
         for cell_id in folder.saved_cells(list(known))
     ]
-    summary = summarise(RunData(manifest=manifest, cells=cells, launches=read_launches(folder)))
+    run = RunData(
+        manifest=manifest,
+        cells=cells,
+        launches=read_launches(folder),
+        parity=read_parity(folder),
+        golden=read_golden(folder),
+        ties=read_ties(folder),
+    )
+    summary = summarise(run)
     summary = msgspec.structs.replace(summary, verdict=tuple(verdict_sentences(summary)))
     folder.write_summary(summary)
     return summary

@@ -13,7 +13,9 @@ from harness.records import (
     LaunchRecord,
     LoadPoint,
     Manifest,
+    ParityRecord,
     RequestRecord,
+    Ties,
     Timeline,
     Variant,
 )
@@ -57,11 +59,14 @@ class CellData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunData(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a run's folder holds for the analysis."""
+    """Everything a run's folder holds for the analysis. `golden`: by engine, where there is one."""
 
     manifest: Manifest
     cells: list[CellData]
     launches: list[LaunchRecord]
+    parity: list[ParityRecord] = []
+    golden: dict[str, ParityRecord] = {}
+    ties: list[Ties] = []
 
     def plan(self, engine: str) -> dict[str, Any]:
         """The plan the engine was measured by."""

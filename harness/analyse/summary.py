@@ -12,9 +12,9 @@ import msgspec
 from harness.analyse.acceptance import acceptance_of, sources_of
 from harness.analyse.cautions import cell_cautions, run_cautions
 from harness.analyse.compare import compare
-from harness.analyse.data import CellData, PairKey, RunData, pairs
+from harness.analyse.data import CellData, PairKey, RunData
 from harness.analyse.fidelity import client_bound
-from harness.analyse.integrity import compare_outputs
+from harness.analyse.output import Output, output_cautions, output_of, output_void
 from harness.measure.metrics import by_category, cell_metrics, dropped
 from harness.measure.slo import meets, slo_of
 from harness.measure.steady import LEVELS, Level, steady_window
@@ -22,7 +22,6 @@ from harness.records import (
     SCHEMA_VERSION,
     Acceptance,
     CellSummary,
-    Integrity,
     Metrics,
     Summary,
 )
@@ -35,20 +34,27 @@ SEARCH = "capacity"
 def summarise(run: RunData) -> Summary:
     """The run's answer: every cell's figures, the comparisons, the cautions."""
     metrics = _metrics(run)
-    integrity = _integrity(run)
+    output = output_of(run)
     comparisons = compare(run, metrics)
     void = void_reason(run)
+    if void is None and SEARCH not in run.manifest.plan:  # a search asks what a server can bear
+        void = output_void(run, output)
     if void is not None:
         comparisons = [msgspec.structs.replace(c, verdict="undecided") for c in comparisons]
     return Summary(
         schema_version=SCHEMA_VERSION,
         run_id=run.manifest.run_id,
         title=_title(run),
-        cells=tuple(_cell_summary(run, c, metrics, integrity) for c in run.cells),
+        cells=tuple(_cell_summary(run, c, metrics, output) for c in run.cells),
         comparisons=tuple(comparisons),
-        cautions=run_cautions(run, integrity, comparisons),
+        cautions=(
+            *run_cautions(run, output.cells, comparisons),
+            *output_cautions(run, output),
+        ),
         failures=failures(run),
         void=void,
+        integrity=output.engines,
+        parity=output.parity,
     )
 
 
@@ -78,7 +84,7 @@ def _cell_summary(
     run: RunData,
     data: CellData,
     metrics: dict[str, Metrics],
-    integrity: dict[str, Integrity | None],
+    output: Output,
 ) -> CellSummary:
     cell = data.cell
     acceptance: Acceptance | None = None
@@ -96,7 +102,8 @@ def _cell_summary(
         status=_status(data),
         metrics=own,
         acceptance=acceptance,
-        integrity=integrity.get(cell.cell_id),
+        integrity=output.cells.get(cell.cell_id),
+        degenerate=output.degenerate.get(cell.cell_id),
         startup=data.timeline.startup,
         cautions=cell_cautions(data, own, acceptance),
         categories=by_category(data.records),
@@ -113,15 +120,6 @@ def _status(data: CellData) -> Literal["ok", "partial", "failed"]:
 def _asked(data: CellData) -> int:
     """The requests that were sent, or should have been: all but those dropped as planned."""
     return len(data.records) - sum(dropped(r) for r in data.records)
-
-
-def _integrity(run: RunData) -> dict[str, Integrity | None]:
-    """By the speculative cell's id; only greedy outputs can be compared token by token."""
-    return {
-        cand.cell.cell_id: compare_outputs(base, cand)
-        for base, cand in pairs(run.cells)
-        if run.plan(cand.cell.engine)["sampling"]["temperature"] == 0
-    }
 
 
 def void_reason(run: RunData) -> str | None:

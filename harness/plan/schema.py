@@ -43,10 +43,14 @@ class EngineSection(Section, frozen=True, kw_only=True):
 
 
 class TargetSection(Section, frozen=True, kw_only=True):
-    """The model that answers. `path` None: the demo pair's target."""
+    """The model that answers. `path` None: the demo pair's target.
+
+    `parity`: a file with the log-probabilities that servers are held to, see `docs/integrity.md`.
+    """
 
     path: str | None = None
     served_name: str | None = None
+    parity: str | None = None
 
 
 class DrafterSection(Section, frozen=True, kw_only=True):
