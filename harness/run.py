@@ -21,6 +21,7 @@ from harness.analyse.data import CellData, RunData
 from harness.analyse.summary import summarise
 from harness.attach import prepare_attached
 from harness.errors import HarnessError, UsageError, one_line
+from harness.floor import ask_again, read_floor
 from harness.load.drive import drive
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.streaming.plain import plain_client
@@ -165,6 +166,7 @@ def measure_launch(
                 else:
                     measure_cell(prepared, server, cell, prompts, folder, progress)
             ask_ties(prepared, server, cells, folder)
+            ask_again(prepared, server, cells, folder, progress)
     except Exception as error:
         told = isinstance(error, EngineError | HarnessError)
         failure = str(error) if told else one_line(f"{type(error).__name__}: {error}", 600)
@@ -338,6 +340,7 @@ def analyse(path: Path) -> Summary:
         parity=read_parity(folder),
         golden=read_golden(folder),
         ties=read_ties(folder),
+        floor=read_floor(folder),
     )
     summary = summarise(run)
     summary = msgspec.structs.replace(summary, verdict=tuple(verdict_sentences(summary)))

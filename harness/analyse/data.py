@@ -59,7 +59,11 @@ class CellData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunData(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a run's folder holds for the analysis. `golden`: by engine, where there is one."""
+    """Everything a run's folder holds for the analysis.
+
+    `golden`: what an engine's servers are held to, where there is such a file. `floor`: what
+    baselines answered when they were asked prompts again.
+    """
 
     manifest: Manifest
     cells: list[CellData]
@@ -67,6 +71,7 @@ class RunData(msgspec.Struct, frozen=True, kw_only=True):
     parity: list[ParityRecord] = []
     golden: dict[str, ParityRecord] = {}
     ties: list[Ties] = []
+    floor: list[CellData] = []
 
     def plan(self, engine: str) -> dict[str, Any]:
         """The plan the engine was measured by."""

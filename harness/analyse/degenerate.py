@@ -161,13 +161,14 @@ def degenerate_of(data: CellData) -> Degenerate | None:
         return None
     loops = [r for r, circles in known if circles]
     sane = [r for r, circles in judged if not circles]
+    drafting = data.cell.variant == "speculative"
     return Degenerate(
         judged=len(known),
         degenerate=len(loops),
         tokens=sum(_size(r) for r, _ in judged),
         degenerate_tokens=sum(_size(r) for r in loops),
-        acceptance_degenerate=_pooled(loops),
-        acceptance_healthy=_pooled(sane),
+        acceptance_degenerate=_pooled(loops) if drafting else None,
+        acceptance_healthy=_pooled(sane) if drafting else None,
         examples=tuple(r.prompt_id for r in loops[:SHOWN]),
     )
 
@@ -226,12 +227,10 @@ def degenerate_caution(
     whole = pool([found.get(c.cell.cell_id) for c in run.select(engine)])
     if whole is None or whole.degenerate == 0:
         return None
+    looped, sane = lengths(whole)
     apart = ""
-    if whole.acceptance_degenerate is not None and whole.acceptance_healthy is not None:
-        looped = acceptance_length(whole.acceptance_degenerate)
-        sane = acceptance_length(whole.acceptance_healthy)
-        if looped is not None and sane is not None:
-            apart = f"; acceptance length {looped:.2f} in them, {sane:.2f} in the others"
+    if looped is not None and sane is not None:
+        apart = f"; acceptance length {looped:.2f} in them, {sane:.2f} in the others"
     return Caution(
         code="output_degenerate",
         text=(
@@ -243,3 +242,10 @@ def degenerate_caution(
             "prompts that fit the model's template, or a shorter workload.output_tokens."
         ),
     )
+
+
+def lengths(part: Degenerate) -> tuple[float | None, float | None]:
+    """Acceptance length of the degenerate answers, and of the others."""
+    both = (part.acceptance_degenerate, part.acceptance_healthy)
+    looped, sane = (acceptance_length(c) if c is not None else None for c in both)
+    return looped, sane

@@ -64,7 +64,8 @@ def engine_integrity(
     ours = _first_by_prompt(
         (_prompt(cand), base, cand) for b, c in pairs(cells) for base, cand in _matched(b, c)
     )
-    plain = run.select(engine, "baseline")
+    again = [c for c in run.floor if c.cell.engine == engine]
+    plain = [*run.select(engine, "baseline"), *again]
     same, other = floor(plain, load=True), floor(plain, load=False)
     n, hits = len(ours), sum(ours.values())
     p = fisher(hits, n, sum(same.values()), len(same)) if same and n else None

@@ -14,7 +14,7 @@ from harness.analyse.data import RunData
 from harness.records import Caution, ParityAnswer, ParityFinding, ParityRecord
 
 BOUNDS = {"float32": 0.01, "float16": 0.05}
-BOUND_ELSE = 0.15
+BOUND_ELSE = 0.1
 """Nats, of the mean difference; bfloat16, and where the precision is not known."""
 LEAST_LOGPROB = math.log(0.01)
 """Tokens less likely than this to both servers say more of rounding than of the model."""
