@@ -27,7 +27,7 @@ from harness.progress import Progress
 from harness.records import Cell, LoadPoint, Timeline
 from harness.serving import Server, asking_of
 
-PROMPTS = 16
+PROMPTS = 32
 MOST_S = 30.0
 """Seconds spent at each concurrency: what is not answered by then is not compared."""
 OTHER = 4
@@ -39,7 +39,7 @@ def ask_again(
 ) -> None:
     """Ask this baseline some prompts that the baseline answered before, at two concurrencies.
 
-    Prompts of an earlier start are taken where there is one, and each start asks once.
+    Once in a run: in the second start of a baseline, or in the only one.
     """
     first = cells[0]
     variants = {c.variant for c in prepared.cells}
@@ -47,11 +47,11 @@ def ask_again(
         return
     if prepared.plan.sampling.temperature != 0:
         return
-    name = f"{prepared.name}-r{first.repeat}"
     saved = [c for c in prepared.cells if c.variant == "baseline" and folder.has_cell(c.cell_id)]
     later = any(c.variant == "baseline" and c.repeat > first.repeat for c in prepared.cells)
     earlier = [c for c in saved if c.repeat < first.repeat]
     before = (earlier or ([] if later else saved))[:1]
+    name = f"{prepared.name}-again"
     if not before or _cell_file(folder, f"{name}-0").exists():
         return
     progress.stage(f"asking {prepared.name} again for the floor of divergences")

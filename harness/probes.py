@@ -18,6 +18,7 @@ from engines.base import EngineUsageError
 from engines.checkpoint import read_json as read_config
 from harness.analyse.data import CellData, pairs
 from harness.analyse.integrity import Divergence, divergences, near_tie_bound
+from harness.errors import one_line
 from harness.load.prompts.datasets import Prompt
 from harness.load.prompts.tokens import TargetTokenizer
 from harness.load.streaming.client import PATHS, request_body
@@ -25,6 +26,7 @@ from harness.load.streaming.plain import plain_client
 from harness.measure.logprobs import LogprobReader, NoLogprobs, gap_of
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
 from harness.prepare import Prepared, api_key
+from harness.progress import Progress
 from harness.records import Cell, ParityAnswer, ParityRecord, Tie, Ties, Variant
 from harness.serving import Server, asking_of
 
@@ -54,6 +56,21 @@ PROMPTS: dict[str, str] = {
         "Question: Which day comes two days after Friday?\nAnswer:"
     ),
 }
+
+
+@contextmanager
+def beside_the_load(progress: Progress) -> Iterator[None]:
+    """Whatever goes wrong with a question beside the load costs a line, not the run.
+
+    But for a disk that cannot be written to: there the run ends as it does elsewhere.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        kind = type(error).__name__
+        progress.say(f"a check of the output was left out ({kind}: {one_line(str(error))})")
 
 
 def ask_parity(

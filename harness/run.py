@@ -35,6 +35,7 @@ from harness.prepare import Prepared, Request, api_key, prepare
 from harness.probes import (
     ask_parity,
     ask_ties,
+    beside_the_load,
     golden_of,
     keep_golden,
     read_golden,
@@ -159,14 +160,16 @@ def measure_launch(
             progress.stage(f"warming up {prepared.name} {variant}")
             ask = asking_of(prepared, server, variant)
             warm_up(ask, warm, cells, server)
-            ask_parity(prepared, server, first, folder, launch_dir)
+            with beside_the_load(progress):
+                ask_parity(prepared, server, first, folder, launch_dir)
             for cell, prompts in zip(cells, shares, strict=True):
                 if folder.has_cell(cell.cell_id):
                     progress.skip()
                 else:
                     measure_cell(prepared, server, cell, prompts, folder, progress)
-            ask_ties(prepared, server, cells, folder)
-            ask_again(prepared, server, cells, folder, progress)
+            with beside_the_load(progress):
+                ask_ties(prepared, server, cells, folder)
+                ask_again(prepared, server, cells, folder, progress)
     except Exception as error:
         told = isinstance(error, EngineError | HarnessError)
         failure = str(error) if told else one_line(f"{type(error).__name__}: {error}", 600)
