@@ -281,12 +281,13 @@ def _diverged(run: RunData, engine: str, integrity: dict[str, Integrity | None])
         return None
     exact = run.plan(engine)["engine"]["dtype"] == "float32"
     first = whole.first_divergence[0]
+    ties = "" if whole.near_tie is None else f"; {whole.near_tie} are known to be near-ties"
     return Caution(
         code="outputs_diverged",
         text=(
             f"{engine}: {whole.diverged} of {whole.compared} greedy outputs differ from the "
             f"baseline's, first at {first['unit']} {first['position']} of prompt "
-            f"{first['prompt_id']}"
+            f"{first['prompt_id']}{ties}"
         ),
         advice=(
             "In float32 a lossless engine gives the same tokens but for exact ties: look for a "

@@ -208,8 +208,10 @@ def dominated(part: Degenerate | None) -> bool:
 
 
 def degenerate_void(run: RunData, found: dict[str, Degenerate | None]) -> str | None:
-    """Why the run proves nothing: a variant's output is mostly loops."""
+    """Why the run proves nothing of speculation: a variant's output is mostly loops."""
     for engine in run.engines():
+        if not run.select(engine, "speculative"):
+            continue
         for variant in ("speculative", "baseline"):
             whole = pool([found.get(c.cell.cell_id) for c in run.select(engine, variant)])
             if whole is not None and dominated(whole):

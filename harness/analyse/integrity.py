@@ -11,7 +11,7 @@ from harness.analyse.data import CellData
 from harness.records import Integrity, RequestRecord, Tie
 
 SHOWN = 5
-NEAR_TIE = {"float32": 0.02, "float16": 0.1}
+NEAR_TIE = {"float32": 0.05, "float16": 0.1}
 NEAR_TIE_ELSE = 0.5
 """Nats; bfloat16 and what is not known. Its 8 bits put neighbouring logits of 16 to 32 0.125 apart.
 

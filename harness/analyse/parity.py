@@ -142,13 +142,16 @@ def parity_caution(run: RunData, findings: Sequence[ParityFinding], engine: str)
             ),
         )
     mine = [r for r in run.parity if r.engine == engine]
-    if mine and not any(r.answers for r in mine):
-        return Caution(
-            code="target_unchecked",
-            text=f"{engine}: no server told log-probabilities ({mine[0].note or 'no answer'})",
-            advice="Whether both variants compute the same model is not known.",
-        )
-    return None
+    told = {r.variant for r in mine if r.answers}
+    mute = [r for r in mine if r.variant not in told]
+    if not mute:
+        return None
+    which = " and ".join(sorted({r.variant for r in mute}))
+    return Caution(
+        code="target_unchecked",
+        text=f"{engine}: {which} told no log-probabilities ({mute[0].note or 'no answer'})",
+        advice="Whether it computes the model it should is not known.",
+    )
 
 
 def parity_void(findings: Sequence[ParityFinding]) -> str | None:

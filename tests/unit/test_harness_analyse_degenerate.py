@@ -21,7 +21,6 @@ from harness.analyse.degenerate import (
     pool,
 )
 from harness.analyse.summary import summarise
-from harness.plan.schema import Plan
 from harness.records import DraftCounts, RequestRecord
 from training.demo import corpus
 
@@ -194,6 +193,11 @@ def test_acceptance_is_told_apart() -> None:
 def test_a_run_dominated_by_loops_is_void() -> None:
     records = [tokens([1, 2] * 30, index=i, prompt_id=f"p{i}") for i in range(3)]
     records.append(tokens(list(range(60)), index=3, prompt_id="p3"))
-    summary = summarise(run_of([cell("baseline", 0, records)], plan=Plan()))
+    both = [cell("baseline", 0, records), cell("speculative", 0, records)]
+    summary = summarise(run_of(both))
     assert summary.void is not None
     assert "180 of 240 output tokens" in summary.void
+    assert summarise(run_of(both[:1])).void is None  # nothing is said of speculation
+    search = run_of(both)
+    search.manifest.plan["capacity"] = {}
+    assert summarise(search).void is None  # it asks what the server bears
