@@ -80,6 +80,8 @@ def ask_parity(
 
     A server that runs already is asked once: each of its turns would ask the same process.
     """
+    if not prepared.plan.target.ask_logprobs:
+        return
     if prepared.attached and any(
         (r.engine, r.variant) == (cell.engine, cell.variant) for r in read_parity(folder)
     ):
@@ -199,7 +201,8 @@ def ask_ties(prepared: Prepared, server: Server, cells: Sequence[Cell], folder: 
     A baseline's server is asked. Where none is to come, the last speculative one is: a single token
     after a given prefix is computed by the target alone.
     """
-    if prepared.plan.sampling.temperature != 0:
+    plan = prepared.plan
+    if plan.sampling.temperature != 0 or not plan.target.ask_logprobs:
         return
     path = ties_path(folder, prepared.name)
     ties = read_json(path, Ties) if path.exists() else Ties(engine=prepared.name, dtype=None)

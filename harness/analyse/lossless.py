@@ -88,7 +88,7 @@ def _broken(whole: Integrity, p: float | None, dtype: str | None) -> str | None:
     """Why the output is broken, or None. See `docs/integrity.md`, "When it is a failure"."""
     above = p is not None and p < SIGNIFICANT
     parted = f"{whole.diverged} of {whole.compared} greedy outputs differ from the baseline's"
-    floor_words = f"; against the baseline's own floor p = {p:.2g}" if p is not None else ""
+    floor_words = f"; against the baseline's own floor p = {p:.2g}" if above else ""
     if whole.errors:
         gap = f"{whole.worst_gap or 0.0:.2f} nats"
         if (whole.worst_gap or 0.0) > GROSS_GAP or dtype in EXACT or above:

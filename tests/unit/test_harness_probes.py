@@ -206,6 +206,23 @@ def test_a_server_without_log_probabilities_leaves_a_note(
     assert record.note == "/v1/completions answers 501"
 
 
+def test_a_plan_may_leave_the_questions_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = Plan(
+        load=LoadSection(num_requests=4), compare=CompareSection(launches=1),
+        target=TargetSection(ask_logprobs=False),
+    )  # fmt: skip
+    ready, folder = prepared(plan), RunFolder(tmp_path)
+    paths = answering(monkeypatch, scoring({3: -0.3}))
+    save(folder, ready.cells[0])
+    save(folder, ready.cells[1], wrong={0})
+    probes.ask_parity(ready, Here(), ready.cells[0], folder, folder.new_launch("a"))
+    probes.ask_ties(ready, Here(), ready.cells[1:], folder)
+    assert paths == []
+    assert probes.read_parity(folder) == probes.read_ties(folder) == []
+
+
 def checkpoint(folder: Path, *, weights: bytes = b"w" * 5000, config: str = "{}") -> Path:
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(weights)
