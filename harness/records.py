@@ -342,13 +342,118 @@ class AcceptanceSplits(Record, frozen=True, kw_only=True):
 
 
 class Integrity(Record, frozen=True, kw_only=True):
-    """Greedy outputs of a speculative cell against its paired baseline, token by token."""
+    """Greedy outputs of a speculative cell against its paired baseline, token by token.
+
+    `near_tie` and `errors` count the divergences whose log-probabilities a server was asked for;
+    `worst_gap`: the largest difference found, in nats. All None where none could be asked.
+    """
 
     compared: int
     identical: int
     near_tie: int | None
     diverged: int
     first_divergence: tuple[dict[str, Any], ...] = ()
+    errors: int | None = None
+    worst_gap: float | None = None
+
+
+class Degenerate(Record, frozen=True, kw_only=True):
+    """Answers of a cell that go round in circles, of those `judged`; acceptance told apart.
+
+    `tokens` and `degenerate_tokens`: output tokens of all answers looked at, and of those.
+    """
+
+    judged: int
+    degenerate: int
+    tokens: int
+    degenerate_tokens: int
+    acceptance_degenerate: DraftCounts | None
+    acceptance_healthy: DraftCounts | None
+    examples: tuple[str, ...] = ()
+
+
+class Tie(Record, frozen=True, kw_only=True):
+    """What a server said of one divergence: how far the lesser token lies below the best one.
+
+    `gap` in nats, of the worse of the two tokens; None where the server could not tell.
+    """
+
+    cell_id: str
+    index: int
+    prompt_id: str
+    position: int
+    gap: float | None
+    asked: Variant
+
+
+class Ties(Record, frozen=True, kw_only=True):
+    """An engine's divergences that servers were asked about. `cells`: speculative cells done."""
+
+    engine: str
+    dtype: str | None
+    cells: tuple[str, ...] = ()
+    ties: tuple[Tie, ...] = ()
+
+
+class ParityAnswer(Record, frozen=True, kw_only=True):
+    """A fixed prompt's greedy tokens, their log-probabilities, and each position's best tokens."""
+
+    prompt: str
+    tokens: tuple[str, ...]
+    logprobs: tuple[float, ...]
+    top: tuple[dict[str, float], ...]
+
+
+class ParityRecord(Record, frozen=True, kw_only=True):
+    """What one server computes: its answers to the fixed prompts; a golden file is the same.
+
+    `weights` identifies the checkpoint's weights and tokenizer, whatever its config says.
+    """
+
+    engine: str
+    variant: Variant
+    repeat: int
+    target: str | None
+    weights: str | None
+    dtype: str | None
+    answers: tuple[ParityAnswer, ...]
+    note: str | None = None
+
+
+class ParityFinding(Record, frozen=True, kw_only=True):
+    """One server against the one it is held to: mean difference in nats over `tokens`."""
+
+    engine: str
+    variant: Variant
+    repeat: int
+    against: str
+    difference: float | None
+    largest: float | None
+    tokens: int
+    bound: float
+    differs: bool
+
+
+class EngineIntegrity(Record, frozen=True, kw_only=True):
+    """One engine's output over the run; each prompt counts once.
+
+    `floor_*`: baseline against baseline, `floor_loads_*`: across loads as well. `p_value`: exact,
+    one-sided, that divergences are no more than the floor's. `sampling_p`: temperature above 0.
+    """
+
+    engine: str
+    compared: int = 0
+    diverged: int = 0
+    near_tie: int | None = None
+    errors: int | None = None
+    floor_compared: int = 0
+    floor_diverged: int = 0
+    floor_loads_compared: int = 0
+    floor_loads_diverged: int = 0
+    p_value: float | None = None
+    broken: str | None = None
+    sampling_p: float | None = None
+    sampling_prompts: int = 0
 
 
 class Caution(Record, frozen=True, kw_only=True):
@@ -376,6 +481,7 @@ class CellSummary(Record, frozen=True, kw_only=True):
     cautions: tuple[Caution, ...] = ()
     block: int = 0
     categories: dict[str, CategoryFigures] = {}
+    degenerate: Degenerate | None = None
 
 
 class Comparison(Record, frozen=True, kw_only=True):
@@ -540,6 +646,8 @@ class Summary(Record, frozen=True, kw_only=True):
     splits: tuple[AcceptanceSplits, ...] = ()
     estimates: tuple[VariantEstimate, ...] = ()
     speed: tuple[Speed, ...] = ()
+    integrity: tuple[EngineIntegrity, ...] = ()
+    parity: tuple[ParityFinding, ...] = ()
 
 
 class LaunchRecord(Record, frozen=True, kw_only=True):

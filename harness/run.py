@@ -23,6 +23,7 @@ from harness.analyse.profile import profiles
 from harness.analyse.summary import summarise
 from harness.attach import prepare_attached
 from harness.errors import HarnessError, UsageError, VoidRun, one_line
+from harness.floor import ask_again, read_floor
 from harness.load.drive import drive
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.streaming.plain import plain_client
@@ -35,6 +36,16 @@ from harness.plan.expand import launches_of
 from harness.plan.schema import as_dict
 from harness.precision import by_engine, check_precision, further, grow, grown
 from harness.prepare import Prepared, Request, api_key, prepare
+from harness.probes import (
+    ask_parity,
+    ask_ties,
+    beside_the_load,
+    golden_of,
+    keep_golden,
+    read_golden,
+    read_parity,
+    read_ties,
+)
 from harness.progress import Progress
 from harness.records import SCHEMA_VERSION, Cell, LaunchRecord, Manifest, Summary, Timeline
 from harness.serving import Server, Started, acceptance_reader, asking_of, serving, warm_up
@@ -74,6 +85,7 @@ def run(request: Request, progress: Progress) -> Outcome:
     prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
     for engine in prepared:
         check_precision(engine)
+        golden_of(engine)  # a broken file is told before anything is written
     folder = begin(request, prepared)
     tell_plan(prepared, folder, progress)
     return measure(prepared, folder, progress)
@@ -130,6 +142,7 @@ def _measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) ->
 
 def measure_engine(prepared: Prepared, folder: RunFolder, progress: Progress) -> None:
     """One engine's starts in their order; more of them where the plan asks for a precision."""
+    keep_golden(prepared, folder)
     begun = time.monotonic()
     cells = list(prepared.cells)
     while cells:
@@ -161,11 +174,16 @@ def measure_launch(
             progress.stage(f"warming up {prepared.name} {variant}")
             ask = asking_of(prepared, server, variant)
             warm_up(ask, warm, cells, server)
+            with beside_the_load(progress):
+                ask_parity(prepared, server, first, folder, launch_dir)
             for cell, prompts in zip(cells, shares, strict=True):
                 if folder.has_cell(cell.cell_id):
                     progress.skip()
                 else:
                     measure_cell(prepared, server, cell, prompts, folder, progress)
+            with beside_the_load(progress):
+                ask_ties(prepared, server, cells, folder)
+                ask_again(prepared, server, cells, folder, progress)
     except Exception as error:
         told = isinstance(error, EngineError | HarnessError)
         failure = str(error) if told else one_line(f"{type(error).__name__}: {error}", 600)
@@ -349,7 +367,15 @@ def read_run(folder: RunFolder) -> RunData:
         )
         for cell_id in folder.saved_cells(list(known))
     ]
-    return RunData(manifest=manifest, cells=cells, launches=read_launches(folder))
+    return RunData(
+        manifest=manifest,
+        cells=cells,
+        launches=read_launches(folder),
+        parity=read_parity(folder),
+        golden=read_golden(folder),
+        ties=read_ties(folder),
+        floor=read_floor(folder),
+    )
 
 
 def read_launches(folder: RunFolder) -> list[LaunchRecord]:

@@ -44,7 +44,7 @@ from harness.run import (
     plan_of,
     read_launches,
     report,
-    telling_of_disk,
+    telling_how_to_go_on,
 )
 
 SWEEP = "sweep.json"
@@ -208,7 +208,7 @@ def _measure(folder: Path, told: Sweep, parts: list[Part], progress: Progress) -
     errors: list[EngineFailed] = []
     stopped_by: int | None = None
     _tell(parts, folder, progress)
-    with RunFolder(folder).claimed(), telling_of_disk(RunFolder(folder)):
+    with RunFolder(folder).claimed(), telling_how_to_go_on(RunFolder(folder)):
         try:
             for number in range(len(parts[0].prepared)):
                 errors.extend(_measure_engine(folder, parts, number, progress))

@@ -17,7 +17,7 @@ REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("harness", "engines", "drafters", "training")
 STORIES = (
     *("run", "prepare", "serving", "attach", "resume", "sweep", "capacity", "calibrate"),
-    *("nightly", "doctor", "precision", "pace"),
+    *("nightly", "doctor", "precision", "pace", "probes", "floor"),
 )
 SHARED = ("harness.records", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")

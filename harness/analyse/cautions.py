@@ -246,20 +246,31 @@ def _diverged(run: RunData, engine: str, integrity: dict[str, Integrity | None])
         return None
     exact = run.plan(engine)["engine"]["dtype"] == "float32"
     first = whole.first_divergence[0]
+    ties = "" if whole.near_tie is None else f"; {whole.near_tie} are known to be near-ties"
     return Caution(
         code="outputs_diverged",
         text=(
             f"{engine}: {whole.diverged} of {whole.compared} greedy outputs differ from the "
             f"baseline's, first at {first['unit']} {first['position']} of prompt "
-            f"{first['prompt_id']}"
+            f"{first['prompt_id']}{ties}"
         ),
-        advice=(
+        advice=_about_divergences(whole, exact=exact),
+    )
+
+
+def _about_divergences(whole: Integrity, *, exact: bool) -> str:
+    if whole.errors:
+        return "Some lie beyond what rounding explains: look at those with the largest gap."
+    if whole.near_tie == whole.diverged:
+        return "Rounding makes near-ties fall either way; the engine is not to blame."
+    if exact:
+        return (
             "In float32 a lossless engine gives the same tokens but for exact ties: look for a "
             "defect of the engine."
-            if exact
-            else "Low precision makes near-ties fall either way: compare with "
-            "--set engine.dtype=float32 before blaming the engine."
-        ),
+        )
+    return (
+        "Low precision makes near-ties fall either way: compare with --set engine.dtype=float32 "
+        "before blaming the engine."
     )
 
 

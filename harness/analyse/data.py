@@ -13,7 +13,9 @@ from harness.records import (
     LaunchRecord,
     LoadPoint,
     Manifest,
+    ParityRecord,
     RequestRecord,
+    Ties,
     Timeline,
     Variant,
 )
@@ -57,11 +59,19 @@ class CellData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunData(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a run's folder holds for the analysis."""
+    """Everything a run's folder holds for the analysis.
+
+    `golden`: what an engine's servers are held to, where there is such a file. `floor`: what
+    baselines answered when they were asked prompts again.
+    """
 
     manifest: Manifest
     cells: list[CellData]
     launches: list[LaunchRecord]
+    parity: list[ParityRecord] = []
+    golden: dict[str, ParityRecord] = {}
+    ties: list[Ties] = []
+    floor: list[CellData] = []
 
     def plan(self, engine: str) -> dict[str, Any]:
         """The plan the engine was measured by."""

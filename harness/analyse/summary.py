@@ -12,10 +12,10 @@ import msgspec
 from harness.analyse.acceptance import cell_acceptance
 from harness.analyse.cautions import cell_cautions, run_cautions
 from harness.analyse.compare import compare
-from harness.analyse.data import CellData, PairKey, RunData, pairs
+from harness.analyse.data import CellData, PairKey, RunData
 from harness.analyse.estimates import estimates
 from harness.analyse.fidelity import client_bound
-from harness.analyse.integrity import compare_outputs
+from harness.analyse.output import Output, output_cautions, output_of, output_void
 from harness.analyse.speed import forced_length, speeds
 from harness.analyse.speed_cautions import speed_cautions
 from harness.analyse.splits import split_acceptance
@@ -27,7 +27,6 @@ from harness.records import (
     Acceptance,
     CellSummary,
     DraftCounts,
-    Integrity,
     Metrics,
     Summary,
 )
@@ -40,10 +39,12 @@ SEARCH = "capacity"
 def summarise(run: RunData) -> Summary:
     """The run's answer: every cell's figures, the comparisons, the cautions."""
     metrics = cell_figures(run)
-    integrity = _integrity(run)
+    output = output_of(run)
     comparisons = compare(run, metrics)
-    cells = tuple(_cell_summary(run, c, metrics, integrity) for c in run.cells)
+    cells = tuple(_cell_summary(run, c, metrics, output) for c in run.cells)
     void = void_reason(run)
+    if void is None and SEARCH not in run.manifest.plan:  # a search asks what a server can bear
+        void = output_void(run, output)
     speed = speeds(run, metrics)
     comparisons = [
         msgspec.structs.replace(c, verdict="undecided")
@@ -58,7 +59,8 @@ def summarise(run: RunData) -> Summary:
         cells=cells,
         comparisons=tuple(comparisons),
         cautions=(
-            *run_cautions(run, integrity, comparisons, metrics),
+            *run_cautions(run, output.cells, comparisons, metrics),
+            *output_cautions(run, output),
             *speed_cautions(run, speed),
         ),
         failures=failures(run),
@@ -66,6 +68,8 @@ def summarise(run: RunData) -> Summary:
         splits=split_acceptance(run),
         estimates=tuple(estimates(run, metrics, _drafts(cells))),
         speed=speed,
+        integrity=output.engines,
+        parity=output.parity,
     )
 
 
@@ -100,7 +104,7 @@ def _cell_summary(
     run: RunData,
     data: CellData,
     metrics: dict[str, Metrics],
-    integrity: dict[str, Integrity | None],
+    output: Output,
 ) -> CellSummary:
     cell = data.cell
     acceptance: Acceptance | None = None
@@ -118,7 +122,8 @@ def _cell_summary(
         status=_status(data),
         metrics=own,
         acceptance=acceptance,
-        integrity=integrity.get(cell.cell_id),
+        integrity=output.cells.get(cell.cell_id),
+        degenerate=output.degenerate.get(cell.cell_id),
         startup=data.timeline.startup,
         cautions=cell_cautions(data, own, acceptance),
         categories=by_category(data.records),
@@ -135,19 +140,6 @@ def _status(data: CellData) -> Literal["ok", "partial", "failed"]:
 def _asked(data: CellData) -> int:
     """The requests that were sent, or should have been: all but those dropped as planned."""
     return len(data.records) - sum(dropped(r) for r in data.records)
-
-
-def _integrity(run: RunData) -> dict[str, Integrity | None]:
-    """By the speculative cell's id; only greedy outputs can be compared token by token.
-
-    Outputs under forced acceptance are wrong by design and are not compared.
-    """
-    return {
-        cand.cell.cell_id: compare_outputs(base, cand)
-        for base, cand in pairs(run.cells)
-        if run.plan(cand.cell.engine)["sampling"]["temperature"] == 0
-        and forced_length(run.plan(cand.cell.engine)) is None
-    }
 
 
 def void_reason(run: RunData) -> str | None:

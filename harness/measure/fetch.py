@@ -1,8 +1,9 @@
-"""A GET whose cost is bounded, whatever the server does: in bytes and in seconds as a whole."""
+"""A request whose cost is bounded, whatever the server does: in bytes and in seconds altogether."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import httpx
 
@@ -13,15 +14,19 @@ class FetchError(Exception):
     """No whole answer came; the message says why, on one line."""
 
 
-def fetch(client: httpx.Client, url: str, *, deadline_s: float) -> tuple[int, bytes]:
-    """The status and the body of `url`. Raises `FetchError`.
+def fetch(
+    client: httpx.Client, url: str, *, deadline_s: float, json: Any = None
+) -> tuple[int, bytes]:
+    """The status and the body of `url`, to which `json` is posted if it is given.
 
-    httpx's own timeouts are for each read alone: a server that drips would never time out.
+    Raises `FetchError`. httpx's own timeouts are for each read alone: a server that drips would
+    never time out.
     """
     end = time.monotonic() + deadline_s
     body = bytearray()
+    method = "GET" if json is None else "POST"
     try:
-        with client.stream("GET", url, timeout=deadline_s) as answer:
+        with client.stream(method, url, json=json, timeout=deadline_s) as answer:
             for piece in answer.iter_bytes():
                 body += piece
                 if len(body) > MAX_BYTES:

@@ -43,10 +43,16 @@ class EngineSection(Section, frozen=True, kw_only=True):
 
 
 class TargetSection(Section, frozen=True, kw_only=True):
-    """The model that answers. `path` None: the demo pair's target."""
+    """The model that answers. `path` None: the demo pair's target.
+
+    `parity`: a file with the log-probabilities that servers are held to. `ask_logprobs` False:
+    servers are asked nothing but the load. See `docs/integrity.md` for both.
+    """
 
     path: str | None = None
     served_name: str | None = None
+    parity: str | None = None
+    ask_logprobs: bool = True
 
 
 class DrafterSection(Section, frozen=True, kw_only=True):

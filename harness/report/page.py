@@ -20,6 +20,7 @@ from harness.records import (
 )
 from harness.report import speed, view, words
 from harness.report.acceptance import acceptance_tables
+from harness.report.output import OUTPUT_COLUMNS, output_rows
 from harness.report.run_data import RunData
 from harness.report.style import Plot
 from harness.report.tables import (
@@ -140,6 +141,8 @@ class Page:
     overview_columns: tuple[str, ...]
     overview: list[list[tuple[str, str]]]
     pooled: str
+    output_columns: tuple[str, ...]
+    output: list[tuple[str, str, str]]
     plots: list[Plot]
     cell_columns: tuple[str, ...]
     cells: list[list[tuple[str, str]]]
@@ -154,10 +157,12 @@ def make_page(run: RunData, plots: list[Plot]) -> Page:
     failures = [*map(words.one_line, summary.failures), *_request_failures(run)]
     cautions = [*map(_placed, view.cautions(summary)), *map(_note, run.notes)]
     void = summary.void is not None
+    output = output_rows(summary)
     sections = [
         *([("failures", f"Failures ({len(failures)})")] if failures else []),
         *([("cautions", f"Cautions ({len(cautions)})")] if cautions else []),
         ("results", "Results"),
+        *([("output", "Output")] if output else []),
         ("figures", "Figures"),
         ("cells", "Cells"),
         ("repeat", "To repeat it"),
@@ -184,6 +189,8 @@ def make_page(run: RunData, plots: list[Plot]) -> Page:
         overview_columns=OVERVIEW_COLUMNS,
         overview=[_overview_row(g, void=void) for g in groups] if len(groups) > 1 else [],
         pooled=f"{how_pooled(groups)} {window_rules(groups)}".strip(),
+        output_columns=OUTPUT_COLUMNS,
+        output=output,
         plots=plots,
         cell_columns=CELL_COLUMNS,
         cells=[_cell_row(cell) for cell in summary.cells],

@@ -1,8 +1,8 @@
 """A small OpenAI-compatible server with scripted timing, to drive the command line against.
 
 python scripted_engine.py PORT_FILE [--drafts K] [--no-metrics] [--die-after N] [--step-ms MS]
-    [--wrong-every N] [--refuse STATUS] [--slots N] [--refuse-above N]
-    [--lie KIND] [--lie-from N]
+    [--wrong-every N] [--wrong-step N] [--refuse STATUS] [--slots N] [--refuse-above N]
+    [--tokens N] [--loop] [--shift NATS] [--tie] [--no-logprobs] [--lie KIND] [--lie-from N]
 
 It answers 12 tokens a request, one a step; with --drafts every step carries three (two drafts of
 K accepted, and the bonus). With --slots it answers as many at once, the others wait; with
@@ -11,6 +11,11 @@ unless it is asked to lie, from request N on: `rank-missing` (two ranks serve in
 series vanish), `reset` (all begin at zero again, once), `other-traffic` (as if a second client
 asked the same), `bonus` (the target's own token of each step counted as accepted), `scrape-fails`
 (the page answers 500).
+
+Its model says token n at place n of an answer; --wrong-every puts token 99 into every Nth answer,
+--wrong-step into every Nth verification. It tells log-probabilities as vLLM does: token 99 is out
+of the question, or with --tie as likely as the right one; --shift makes them another model's.
+With --loop the answers are two tokens over and over.
 """
 
 from __future__ import annotations
@@ -20,8 +25,9 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-TOKENS = 12
+PROMPT_IDS = [1000, 1001, 1002, 1003, 1004]
 
 
 class Rank:
@@ -58,11 +64,35 @@ class Engine:
         elif path == "/metrics" and not self.options.no_metrics:
             self.whole(writer, self.metrics(), "text/plain")
         elif path == "/v1/chat/completions":
+            asked = json.loads(body)
+            if not asked.get("stream"):
+                choice = {
+                    "message": {"role": "assistant", "content": "0"},
+                    "finish_reason": "length",
+                }
+                self.whole(
+                    writer, json.dumps({"choices": [choice], "prompt_token_ids": PROMPT_IDS})
+                )
+                return
             async with self.slots:
-                await self.generate(json.loads(body), writer)
+                await self.generate(asked, writer)
+        elif path == "/v1/completions" and not self.options.no_logprobs:
+            self.whole(writer, json.dumps(self.scored(json.loads(body))))
         else:
             self.whole(writer, '{"error": {"message": "no such path"}}', status=404)
         await writer.drain()
+
+    def scored(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """The log-probabilities of the next token, or of a fixed text's continuation."""
+        prompt, n = asked["prompt"], asked["max_tokens"]
+        at = len(prompt) - len(PROMPT_IDS) if isinstance(prompt, list) else 0
+        ids = [(at + i) % 2 if self.options.loop else at + i for i in range(n)]
+        names = [f"token_id:{i}" if isinstance(prompt, list) else f" {i}" for i in ids]
+        other = "token_id:99" if self.options.tie else "token_id:98"
+        best = -0.7 - self.options.shift
+        top = [{name: best, other: best - 0.001 if self.options.tie else -9.0} for name in names]
+        logprobs = {"tokens": names, "token_logprobs": [best] * n, "top_logprobs": top}
+        return {"choices": [{"text": " ".join(names), "logprobs": logprobs}]}
 
     def whole(
         self,
@@ -115,26 +145,28 @@ class Engine:
         writer.write(f"HTTP/1.1 200 OK\r\n{kind}\r\n\r\n".encode())
         wrong = self.options.wrong_every and self.requests % self.options.wrong_every == 0
         sent = 0
-        while sent < TOKENS:
+        while sent < self.options.tokens:
             if self.options.die_after and self.requests > self.options.die_after and sent:
                 os._exit(1)
             await asyncio.sleep(self.options.step_ms / 1000)
             step = 3 if self.options.drafts and sent else 1
-            step = min(step, TOKENS - sent)
+            step = min(step, self.options.tokens - sent)
             times = 2 if self.lies("other-traffic") else 1
             rank.drafts += times * bool(self.options.drafts and sent)
-            ids = list(range(sent, sent + step))
+            ids = [i % 2 if self.options.loop else i for i in range(sent, sent + step)]
             if wrong and 5 in ids:
                 ids[ids.index(5)] = 99
+            if self.options.wrong_step and sent and self.drafts % self.options.wrong_step == 0:
+                ids[0] = 99
             sent += step
             self.event(writer, ids, sent)
-        rank.tokens += times * TOKENS
+        rank.tokens += times * self.options.tokens
         rank.requests += times
         self.running -= 1
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
     def event(self, writer: asyncio.StreamWriter, ids: list[int], sent: int) -> None:
-        finish = "stop" if sent == TOKENS else None
+        finish = "stop" if sent == self.options.tokens else None
         text = " ".join(map(str, ids)) + " "
         choice = {"delta": {"content": text}, "token_ids": ids, "finish_reason": finish}
         usage = {"prompt_tokens": 5, "completion_tokens": sent}
@@ -150,6 +182,12 @@ async def main() -> None:
     parser.add_argument("--die-after", type=int, default=0)
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--wrong-every", type=int, default=0)
+    parser.add_argument("--wrong-step", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=12)
+    parser.add_argument("--loop", action="store_true")
+    parser.add_argument("--shift", type=float, default=0.0)
+    parser.add_argument("--tie", action="store_true")
+    parser.add_argument("--no-logprobs", action="store_true")
     parser.add_argument("--refuse", type=int, default=0)
     parser.add_argument("--refuse-above", type=int, default=10_000)
     parser.add_argument("--slots", type=int, default=10_000)

@@ -170,16 +170,93 @@ def test_a_precision_adds_turns_until_it_is_reached_or_may_not(
 
 
 def test_a_wrong_token_is_found(start: Start, prompts: Path, tmp_path: Path) -> None:
-    urls = [f"baseline={start()}", f"speculative={start('--drafts', '3', '--wrong-every', '4')}"]
-    done, summary, _ = run_against(tmp_path, prompts, urls)
-    assert done.returncode == 0
+    fast = start("--drafts", "3", "--wrong-every", "4")
+    done, summary, _ = run_against(
+        tmp_path, prompts, [f"baseline={start()}", f"speculative={fast}"]
+    )
+    assert done.returncode == 4, done.stderr
     diverged = [c["integrity"]["diverged"] for c in summary["cells"] if c["integrity"]]
     assert sum(diverged) > 0
-    assert "outputs_diverged" in [c["code"] for c in summary["cautions"]]
+    assert {"outputs_diverged", "not_lossless"} <= {c["code"] for c in summary["cautions"]}
     first = next(c for c in summary["cells"] if c["integrity"] and c["integrity"]["diverged"])
-    assert first["integrity"]["first_divergence"][0]["candidate"] == 99 or (
-        first["integrity"]["first_divergence"][0]["unit"] == "character"
-    )
+    shown = first["integrity"]["first_divergence"][0]
+    assert (shown["position"], shown["baseline"], shown["candidate"]) == (5, 5, 99)
+    assert shown["gap"] == pytest.approx(8.3)
+    assert first["integrity"]["errors"] == first["integrity"]["diverged"]
+    assert "output broken" in summary["void"]
+    assert all(c["verdict"] == "undecided" for c in summary["comparisons"])
+
+
+def test_a_wrong_token_in_every_200th_verification_is_found(
+    start: Start, prompts: Path, tmp_path: Path
+) -> None:
+    fast = start("--drafts", "3", "--wrong-step", "200", "--step-ms", "1")
+    done, summary, _ = run_against(
+        tmp_path, prompts, [f"baseline={start('--step-ms', '1')}", f"speculative={fast}"],
+        *("--set", "load.num_requests=16"),
+    )  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    (found,) = summary["integrity"]
+    assert found["compared"] == 96
+    assert 1 <= found["diverged"] <= 3
+    assert found["errors"] == found["diverged"]
+    assert found["floor_compared"] >= 16 <= found["floor_loads_compared"]
+    assert found["floor_diverged"] == found["floor_loads_diverged"] == 0
+    assert "output broken" in summary["void"]
+
+
+def test_near_ties_are_no_errors(start: Start, prompts: Path, tmp_path: Path) -> None:
+    urls = [f"baseline={start('--tie')}"]
+    urls += [f"speculative={start('--drafts', '3', '--wrong-every', '4', '--tie')}"]
+    done, summary, folder = run_against(tmp_path, prompts, urls)
+    assert done.returncode == 0, done.stderr
+    (found,) = summary["integrity"]
+    assert found["diverged"] > 0
+    assert (found["near_tie"], found["errors"]) == (found["diverged"], 0)
+    assert "not_lossless" not in [c["code"] for c in summary["cautions"]]
+    assert "of them near ties" in done.stdout or "of them a near tie" in done.stdout
+    before = (folder / "summary.json").read_bytes()
+    assert harness("analyse", str(folder)).returncode == 0
+    assert (folder / "summary.json").read_bytes() == before
+
+
+def test_a_server_without_log_probabilities_leaves_near_ties_unknown(
+    start: Start, prompts: Path, tmp_path: Path
+) -> None:
+    urls = [f"baseline={start('--no-logprobs')}"]
+    urls += [f"speculative={start('--drafts', '3', '--wrong-every', '4')}"]
+    done, summary, _ = run_against(tmp_path, prompts, urls)
+    assert done.returncode == 0, done.stderr
+    (found,) = summary["integrity"]
+    assert found["diverged"] > 0
+    assert found["near_tie"] is found["errors"] is None
+    assert "outputs_diverged" in [c["code"] for c in summary["cautions"]]
+
+
+def test_a_server_of_another_model_is_found(start: Start, prompts: Path, tmp_path: Path) -> None:
+    urls = [f"baseline={start()}", f"speculative={start('--drafts', '3', '--shift', '0.3')}"]
+    done, summary, _ = run_against(tmp_path, prompts, urls)
+    assert done.returncode == 4, done.stderr
+    assert "target_differs" in [c["code"] for c in summary["cautions"]]
+    (odd,) = summary["parity"]
+    assert odd["variant"] == "speculative"
+    assert odd["difference"] == pytest.approx(0.3)
+    assert "target differs" in summary["void"]
+
+
+def test_a_loop_is_found_and_its_acceptance_told_apart(
+    start: Start, prompts: Path, tmp_path: Path
+) -> None:
+    loop = ("--loop", "--tokens", "60", "--step-ms", "1")
+    urls = [f"baseline={start(*loop)}", f"speculative={start('--drafts', '3', *loop)}"]
+    done, summary, _ = run_against(tmp_path, prompts, urls)
+    assert done.returncode == 4, done.stderr
+    assert "output degenerate" in summary["void"]
+    cell = next(c for c in summary["cells"] if c["variant"] == "speculative")
+    assert cell["degenerate"]["degenerate"] == cell["degenerate"]["judged"] == 4
+    assert cell["degenerate"]["acceptance_degenerate"]["drafts"] > 0
+    assert cell["degenerate"]["acceptance_healthy"] is None
+    assert "output_degenerate" in [c["code"] for c in summary["cautions"]]
 
 
 def test_json_puts_the_summary_alone_on_stdout(start: Start, prompts: Path, tmp_path: Path) -> None:
