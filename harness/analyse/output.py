@@ -16,6 +16,7 @@ from harness.analyse.lossless import (
 )
 from harness.analyse.parity import parity_caution, parity_findings, parity_void
 from harness.analyse.sampling import sampled, sampling_caution
+from harness.analyse.speed import forced_length
 from harness.records import Caution, Degenerate, EngineIntegrity, Integrity, ParityFinding
 
 
@@ -30,12 +31,24 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
 def output_of(run: RunData) -> Output:
     """Look at everything that the run's servers said."""
-    cells = cell_integrity(run)
+    forced = {e for e in run.engines() if forced_length(run.plan(e)) is not None}
+    by_design = {
+        c.cell.cell_id
+        for c in run.cells
+        if c.cell.engine in forced and c.cell.variant == "speculative"
+    }  # wrong, whatever the engine is worth: acceptance is forced there
+    found = cell_integrity(run)
+    cells = {cell_id: None if cell_id in by_design else found[cell_id] for cell_id in found}
     return Output(
         cells=cells,
-        degenerate={c.cell.cell_id: degenerate_of(c) for c in run.cells},
-        engines=tuple(_engine(run, engine, cells) for engine in run.engines()),
-        parity=parity_findings(run),
+        degenerate={
+            c.cell.cell_id: None if c.cell.cell_id in by_design else degenerate_of(c)
+            for c in run.cells
+        },
+        engines=tuple(_engine(run, e, cells) for e in run.engines() if e not in forced),
+        parity=tuple(
+            p for p in parity_findings(run) if p.engine not in forced or p.variant == "baseline"
+        ),
     )
 
 
