@@ -16,14 +16,22 @@ def fairness_cautions(
 ) -> list[Caution]:
     """Everything odd about an engine's comparisons, and about its blocks over the run."""
     own = [c for c in comparisons if c.engine == engine]
-    found = [_corrected_away(engine, own), _imprecise(run, engine, own)]
+    found = [_corrected_away(run, engine, own), _imprecise(run, engine, own)]
     return [*(c for c in found if c is not None), *drift_cautions(run, engine, metrics)]
 
 
-def _corrected_away(engine: str, comparisons: Sequence[Comparison]) -> Caution | None:
-    """Whether intervals as shown exclude no difference, but not once corrected."""
-    lost = [c for c in comparisons if _apart(c.ci_low, c.ci_high) and c.family > 1]
-    lost = [c for c in lost if not _apart(c.corrected_low, c.corrected_high)]
+def _corrected_away(run: RunData, engine: str, comparisons: Sequence[Comparison]) -> Caution | None:
+    """Whether intervals as shown would carry a difference that they do not once corrected."""
+    least = run.plan(engine)["compare"]["min_effect"]
+    lost = [
+        c
+        for c in comparisons
+        if _apart(c.ci_low, c.ci_high)
+        and c.family > 1
+        and c.ratio is not None
+        and abs(c.ratio - 1) >= least
+        and not _apart(c.corrected_low, c.corrected_high)
+    ]
     if not lost:
         return None
     first = lost[0]
