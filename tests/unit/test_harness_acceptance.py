@@ -31,6 +31,7 @@ def made_of(
     """A request of these verify steps, its last one cut by `cut` tokens, as the engine tells it."""
     sizes = [1, *(a + 1 for a in steps)]
     sizes[-1] -= cut
+    assert min(sizes) > 0
     if merge:
         sizes = [sizes[0], sum(sizes[1:])]
     histogram = [steps.count(j) for j in range(k + 1)]
