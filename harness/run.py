@@ -27,7 +27,7 @@ from harness.floor import ask_again, read_floor
 from harness.load.drive import drive
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.streaming.plain import plain_client
-from harness.measure.counters import CounterReader, difference
+from harness.measure.counters import CounterReader, CounterWindow
 from harness.measure.environment import clock_anchor, environment, git_state, versions
 from harness.measure.metrics import window_ns
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
@@ -216,8 +216,7 @@ def measure_cell(
     http = plain_client(server.url, prepared.plan.client, api_key(prepared.plan))
     reader = CounterReader(prepared.adapter, server.url, http)
     try:
-        before, settled_before = reader.settled()
-        unread = reader.failure
+        counted = CounterWindow(reader)
         progress.cell(title, cell.load.num_requests)
         driven = drive(
             asking_of(prepared, server, cell.variant),
@@ -233,7 +232,8 @@ def measure_cell(
         reason = driven.interrupted
         if reason is None and any(r.status != "ok" for r in driven.records):
             reason = server.lost()
-        after, settled = (None, False) if reason else reader.settled()
+        if reason is None:
+            counted.close()
     finally:
         reader.close()
     error = server.failed(reason) if reason else None
@@ -242,14 +242,7 @@ def measure_cell(
     folder.save_cell(
         cell.cell_id,
         driven.records,
-        difference(
-            before,
-            after,
-            settled,
-            cut_short=interrupted,
-            settled_before=settled_before or before is None,
-            unread=(unread, reader.failure),
-        ),
+        counted.difference(cut_short=interrupted),
         Timeline(
             startup=server.phases,
             ready_s=server.ready_s,

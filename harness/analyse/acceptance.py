@@ -36,10 +36,11 @@ SOURCES: tuple[Source, ...] = ("counters", "per_request", "client")
 
 def sources_of(data: CellData) -> dict[str, DraftCounts | None]:
     """Each source's own counts; None where a source does not tell."""
-    told = pool([own_counts(r) for r in data.ok])
+    ok = data.ok
+    told = pool([own_counts(r) for r in ok])
     return {
         "counters": data.counters.delta,
-        "per_request": told if any(r.acceptance is not None for r in data.ok) else None,
+        "per_request": told if any(r.acceptance is not None for r in ok) else None,
         "client": client_counts(data.records),
     }
 

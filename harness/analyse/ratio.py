@@ -1,9 +1,12 @@
 """Intervals of pooled ratios whose sample is not the verify step but the request.
 
 Steps of one request resemble each other, so that an interval over steps would be too narrow. Each
-cluster (all requests of one prompt) gives two sums, y and x; the figure is sum(y) / sum(x) and its
-variance that of a ratio estimator (W. G. Cochran, Sampling Techniques, 3rd ed., chapter 6), by
-Student's t with clusters - 1 degrees of freedom.
+cluster (all requests of one prompt) gives two sums, y and x; the figure R is sum(y) / sum(x). Its
+variance is the jackknife's, which leaves one cluster out at a time (R. G. Miller, Biometrika 61
+(1974)), about R: (n - 1)/n * sum((R without i - R)^2). Student's t has as many degrees of freedom
+as clusters of equal size would have that weigh the same (L. Kish): (sum x)^2 / sum(x^2) - 1. It is
+a closed formula, so that the same records give the same bytes; `docs/acceptance.md` tells how often
+it holds the truth.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from harness.analyse.statistics import t_quantile, wilson
+import msgspec
+
+from harness.analyse.statistics import wilson
 from harness.records import Estimate
 
 if TYPE_CHECKING:
@@ -31,10 +36,10 @@ def ratio(y: Counts, x: Counts, *, offset: float = 0.0, most: float | None = Non
     if whole <= 0:
         return Estimate(value=None)
     value = float(y.sum()) / whole
-    spread = _deviation(y, x, value)
-    if spread is None:
+    found = _deviation(y, x, value)
+    if found is None:
         return Estimate(value=offset + value)
-    half = t_quantile(0.5 + CONFIDENCE / 2, len(x) - 1) * spread
+    half = found.t * found.deviation
     low, high = offset + max(0.0, value - half), offset + value + half
     return Estimate(value=offset + value, low=low, high=high if most is None else min(high, most))
 
@@ -42,31 +47,49 @@ def ratio(y: Counts, x: Counts, *, offset: float = 0.0, most: float | None = Non
 def share(y: Counts, x: Counts) -> Estimate:
     """sum(y) / sum(x) of trials that succeed or fail, by Wilson's interval.
 
-    As many trials are taken as would give the ratio estimator's variance, at most all of them;
+    As many trials are taken as would give the jackknife's variance, at most all of them;
     where every trial ended alike the variance says nothing, and each cluster counts as one trial.
     """
     trials = float(x.sum())
     if trials <= 0:
         return Estimate(value=None)
     value = float(y.sum()) / trials
-    spread = _deviation(y, x, value)
-    if spread is None:
+    found = _deviation(y, x, value)
+    if found is None:
         return Estimate(value=value)
     if 0 < value < 1:
-        worth = min(trials, value * (1 - value) / spread**2) if spread > 0 else trials
+        variance = found.deviation**2
+        worth = min(trials, value * (1 - value) / variance) if variance > 0 else trials
     else:
         worth = float((x > 0).sum())
-    z = t_quantile(0.5 + CONFIDENCE / 2, len(x) - 1)
-    low, high = wilson(min(value, 1.0) * worth, worth, z)
+    low, high = wilson(min(value, 1.0) * worth, worth, found.t)
     return Estimate(value=value, low=min(low, value), high=max(high, value))
 
 
-def _deviation(y: Counts, x: Counts, value: float) -> float | None:
-    """The ratio's standard error; None with fewer than two clusters that tell anything."""
+class Deviation(msgspec.Struct, frozen=True, kw_only=True):
+    """A ratio's standard error, and how many of it the interval reaches to each side."""
+
+    deviation: float
+    t: float
+
+
+def _deviation(y: Counts, x: Counts, value: float) -> Deviation | None:
+    """None with fewer than two clusters that tell anything."""
     import numpy as np
 
-    n = len(x)
-    if int((x > 0).sum()) < 2:
+    some = x > 0
+    n = int(some.sum())
+    if n < 2:
         return None
-    rest = np.asarray(y, dtype=float) - value * np.asarray(x, dtype=float)
-    return math.sqrt(n / (n - 1) * float(rest @ rest)) / float(x.sum())
+    own, trials = np.asarray(y, dtype=float)[some], np.asarray(x, dtype=float)[some]
+    whole = float(trials.sum())
+    left_out = (own - value * trials) / (whole - trials)
+    variance = (n - 1) / n * float(left_out @ left_out)
+    worth = whole**2 / float(trials @ trials)
+    return Deviation(deviation=math.sqrt(variance), t=_t(0.5 + CONFIDENCE / 2, max(1.0, worth - 1)))
+
+
+def _t(probability: float, degrees: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, probability))

@@ -95,7 +95,7 @@ def _disagree(data: CellData, acceptance: Acceptance) -> Caution | None:
     whole = all(r.status == "ok" or dropped(r) for r in data.records)
     odd = disagreements(acceptance, whole=whole)
     odd = odd or (_other_steps(data, acceptance) if whole else [])
-    if not odd or _explained_by_cut(data, acceptance, odd):
+    if not odd or _explained(data, acceptance, odd):
         return None
     said = "; ".join(
         f"{name} {_said(acceptance.sources.get(name))}"
@@ -141,24 +141,25 @@ def counted_steps(data: CellData) -> int | None:
     return after - (before or 0) if isinstance(after, int) else None
 
 
-def _explained_by_cut(data: CellData, acceptance: Acceptance, odd: list[str]) -> bool:
-    """Whether the client alone is off, and by no more than what was cut at the answers' ends.
+def _explained(data: CellData, acceptance: Acceptance, odd: list[str]) -> bool:
+    """Whether the client alone is off, by what was cut at the answers' ends and by merged chunks.
 
-    Of a run that is cut the client sees the accepted tokens less the cut ones. The counters alone
-    tell only how many were cut in all, which is at most k a request.
+    What was cut must come out as at most k tokens a request; the counters alone tell it only in
+    all. Merged chunks are measured (`Acceptance.merged`): there must be no more chunks than steps.
     """
-    told, client = acceptance.sources.get("per_request"), acceptance.sources.get("client")
-    counted = acceptance.sources.get("counters")
+    client, counted = acceptance.sources.get("client"), acceptance.sources.get("counters")
+    told = acceptance.sources.get("per_request")
     if client is None or not all(o.startswith("client") for o in odd):
         return False
     if told is not None:
         cuts = [cut_tokens(r) for r in data.ok]
-        known = [cut for cut in cuts if cut is not None]
-        whole = len(known) == len(cuts) and client.drafts == told.drafts
-        return whole and client.accepted == told.accepted - sum(known)
-    if counted is None or client.drafts != counted.drafts or len(data.ok) != len(data.records):
+        return None not in cuts and client.drafts <= told.drafts
+    tokens = [r.output_tokens for r in data.ok]
+    if counted is None or len(data.ok) != len(data.records) or None in tokens:
         return False
-    return 0 <= counted.accepted - client.accepted <= drafted_a_step(counted) * len(data.ok)
+    cut = counted.drafts + counted.accepted - sum((n or 1) - 1 for n in tokens)
+    within = 0 <= cut <= drafted_a_step(counted) * len(data.ok)
+    return within and client.drafts <= counted.drafts
 
 
 def _reason(data: CellData, acceptance: Acceptance) -> str:

@@ -168,19 +168,28 @@ def chunks_of(records: Sequence[RequestRecord]) -> tuple[Counts, Counts, Counts]
     import numpy as np
 
     n = len(records)
-    if not n or any(r.chunk_tokens is None for r in records):
+    rows = [r.chunk_tokens for r in records]
+    if not n or None in rows:
         return None
-    sizes = np.fromiter((len(r.chunk_tokens or ()) for r in records), np.int64, n)
-    every = chain.from_iterable(r.chunk_tokens or () for r in records)
-    tokens = np.fromiter(every, np.int64, int(sizes.sum()))
+    known = [row or () for row in rows]
+    sizes = np.fromiter(map(len, known), np.int64, n)
+    tokens = np.fromiter(chain.from_iterable(known), np.int64, int(sizes.sum()))
     begins = np.cumsum(sizes) - sizes
     some = sizes > 0
     first = np.zeros(n, np.int64)
     first[some] = tokens[begins[some]]
-    later = np.ones(len(tokens), bool)
-    later[begins[some]] = False
-    steps = tokens[later]
+    steps = tokens[later_ones(sizes)]
     return None if len(steps) and int(steps.max()) > LONGEST_STEP else (sizes, first, steps)
+
+
+def later_ones(sizes: Counts) -> Counts:
+    """Of all chunks in a row, which are not the first of their request."""
+    import numpy as np
+
+    later = np.ones(int(sizes.sum()), bool)
+    begins = np.cumsum(sizes) - sizes
+    later[begins[sizes > 0]] = False
+    return later
 
 
 def _client(records: Sequence[RequestRecord]) -> Columns | None:

@@ -21,6 +21,7 @@ from harness.analyse.requests import (
     clusters,
     columns,
     drafted_a_step,
+    later_ones,
     past_end,
 )
 from harness.measure.metrics import window_ns
@@ -131,13 +132,12 @@ def client_steps(records: Sequence[RequestRecord]) -> Steps | None:
     if found is None or not len(found[2]):
         return None
     sizes, first, tokens = found
-    if any(len(r.chunk_ns) != len(r.chunk_tokens or ()) for r in records):
+    times = [r.chunk_ns for r in records]
+    if (np.fromiter(map(len, times), np.int64, len(times)) != sizes).any():
         return None
     steps = _in_order("client", records, np.maximum(0, sizes - 1), first, tokens - 1)
-    times = chain.from_iterable(r.chunk_ns[1:] for r in records)
-    return msgspec.structs.replace(
-        steps, arrived_ns=np.fromiter(times, np.int64, len(steps.accepted))
-    )
+    arrived = np.fromiter(chain.from_iterable(times), np.int64, int(sizes.sum()))
+    return msgspec.structs.replace(steps, arrived_ns=arrived[later_ones(sizes)])
 
 
 def _in_order(

@@ -78,6 +78,34 @@ class CounterReader:
         return last, False
 
 
+class CounterWindow:
+    """One reader's counters from when this is made, drained, to `close`, drained again."""
+
+    def __init__(self, reader: CounterReader) -> None:
+        self._reader = reader
+        self._before, self._settled_before = reader.settled()
+        self._unread_before = reader.failure
+        self._after: SpecCounters | None = None
+        self._settled = False
+        self._unread_after: str | None = None
+
+    def close(self) -> None:
+        """Read again; a load that was given up has nothing to wait for, and is not read again."""
+        self._after, self._settled = self._reader.settled()
+        self._unread_after = self._reader.failure
+
+    def difference(self, *, cut_short: str | None = None) -> EngineCounters:
+        """What was counted between; see `difference`."""
+        return difference(
+            self._before,
+            self._after,
+            self._settled,
+            cut_short=cut_short,
+            settled_before=self._settled_before or self._before is None,
+            unread=(self._unread_before, self._unread_after),
+        )
+
+
 def difference(
     before: SpecCounters | None,
     after: SpecCounters | None,

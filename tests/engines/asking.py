@@ -13,9 +13,13 @@ from engines.process import EngineProcess
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """What one server answered: ids and acceptance of every prompt, its counters around them."""
+    """What one server answered: ids and acceptance of every prompt, its counters around them.
+
+    `chunks` holds the number of tokens in each chunk that brought any.
+    """
 
     ids: list[list[int]]
+    chunks: list[list[int]]
     acceptance: list[RequestAcceptance | None]
     before: SpecCounters
     after: SpecCounters
@@ -42,6 +46,15 @@ def token_ids(payloads: list[dict[str, Any]]) -> list[int]:
     return [token for choice in choices for token in choice.get("token_ids") or []]
 
 
+def chunk_sizes(payloads: list[dict[str, Any]]) -> list[int]:
+    """How many output tokens each chunk brought, those without one left out."""
+    sizes = [
+        sum(len(choice.get("token_ids") or []) for choice in payload["choices"])
+        for payload in payloads
+    ]
+    return [size for size in sizes if size]
+
+
 def counters(engine: EngineProcess) -> SpecCounters:
     """The engine's counters now."""
     with urllib.request.urlopen(engine.base_url + "/metrics", timeout=60) as page:
@@ -58,6 +71,7 @@ def ask_all(engine: EngineProcess, path: str, bodies: list[dict[str, Any]]) -> A
     after = counters(engine)
     return Answered(
         ids=[token_ids(answer) for answer in answers],
+        chunks=[chunk_sizes(answer) for answer in answers],
         acceptance=[engine.adapter.request_acceptance(answer) for answer in answers],
         before=before,
         after=after,

@@ -156,6 +156,21 @@ def test_steps_and_outputs_account_for_each_other(mla: dict[str, Served], engine
             assert told.past_end == max(0, cut - 1)
 
 
+def test_the_clients_chunks_are_the_steps_but_for_merged_ones(mla: dict[str, Served]) -> None:
+    for name in ("speculative", "reference"):
+        served = mla[name]
+        for ids, sizes, told in zip(
+            served.ids, served.answered.chunks, served.answered.acceptance, strict=True
+        ):
+            assert told is not None and told.steps is not None
+            assert sum(sizes) == len(ids)
+            merged = told.drafts - (len(sizes) - 1)
+            assert merged >= 0
+            if name == "reference":  # it never joins steps: all but the last, cut one are exact
+                assert merged == 0
+                assert sizes[:-1] == [1, *(a + 1 for a in told.steps)][: len(sizes) - 1]
+
+
 def test_the_ranks_are_told(mla: dict[str, Served]) -> None:
     (rank,) = mla["speculative"].answered.after.ranks
     assert rank.drafts == mla["speculative"].answered.after.drafts

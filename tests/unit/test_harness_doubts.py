@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from harness_records import cell, failed, request, run_of
+from hypothesis import given
+from hypothesis import strategies as st
 from test_harness_acceptance import made_of
 
 from engines.base import RankCounters, SpecCounters
@@ -266,6 +269,67 @@ def test_figures_of_a_part_of_the_requests_are_told() -> None:
     found = told(counted=none_counted(), records=[*PLAIN, silent])
     assert "1 of 6 answers" in found["per_request_incomplete"].text
     assert found["acceptance"].source == "client"
+
+
+@st.composite
+def honest(
+    draw: st.DrawFn, merging: bool = False
+) -> tuple[list[RequestRecord], SpecCounters, SpecCounters]:
+    """Requests of an engine that counts right, cut where they end, and its counters around them."""
+    k = draw(st.integers(1, 5))
+    told_by_request = draw(st.booleans())
+    requests = draw(st.lists(st.lists(st.integers(0, k), max_size=12), min_size=1, max_size=12))
+    records = []
+    for i, steps in enumerate(requests):
+        cut = draw(st.integers(0, steps[-1])) if steps else 0
+        merge = draw(st.booleans()) if merging and len(steps) > 1 else False
+        r = made_of(steps, cut, index=i, k=k, merge=merge)
+        records.append(r if told_by_request else msgspec.structs.replace(r, acceptance=None))
+    every = [a for steps in requests for a in steps]
+    past = draw(st.integers(0, 1000))
+    drafts, accepted = past + len(every), past + sum(every)
+    tokens = past + sum(r.output_tokens or 0 for r in records)
+    before = SpecCounters(
+        drafts=past, drafted=past * k, accepted=past, accepted_per_position=(past,) * k,
+        generation_tokens=past, requests_finished=past,
+    )  # fmt: skip
+    after = SpecCounters(
+        drafts=drafts, drafted=drafts * k, accepted=accepted,
+        accepted_per_position=tuple(past + sum(a > j for a in every) for j in range(k)),
+        generation_tokens=tokens, requests_finished=past + len(records),
+    )  # fmt: skip
+    return records, before, after
+
+
+@given(honest())
+def test_an_engine_that_counts_right_is_never_doubted(
+    found: tuple[list[RequestRecord], SpecCounters, SpecCounters],
+) -> None:
+    records, before, after = found
+    assert set(told(after, before, records=records)) == {"acceptance"}
+
+
+@given(honest(merging=True))
+def test_merged_chunks_are_told_as_such_and_as_nothing_else(
+    found: tuple[list[RequestRecord], SpecCounters, SpecCounters],
+) -> None:
+    records, before, after = found
+    cautions = told(after, before, records=records)
+    merged = cautions["acceptance"].merged
+    steps = (after.drafts or 0) - (before.drafts or 0)
+    assert merged is None or merged.merged == steps - merged.chunks
+    much = merged is not None and (merged.share or 0) > 0.05
+    assert set(cautions) == {"acceptance", *(["chunks_merged"] if much else [])}
+
+
+@given(honest(), st.integers(1, 3))
+def test_one_more_request_of_another_client_is_always_seen(
+    found: tuple[list[RequestRecord], SpecCounters, SpecCounters], others: int
+) -> None:
+    records, before, after = found
+    finished = (after.requests_finished or 0) + others
+    busy = SpecCounters(**{**fields_of(after), "requests_finished": finished})
+    assert "other_traffic" in told(busy, before, records=records)
 
 
 def test_the_summary_carries_them() -> None:

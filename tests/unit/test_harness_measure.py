@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from engines.base import SpecCounters
 from harness.errors import UsageError, VoidRun
 from harness.measure import counters as counters_module
-from harness.measure.counters import CounterReader, difference
+from harness.measure.counters import CounterReader, CounterWindow, difference
 from harness.measure.environment import clock_anchor, environment, git_state, versions
 from harness.measure.metrics import (
     DEFINITIONS,
@@ -271,6 +271,27 @@ def test_a_server_that_never_rests_is_unsettled(monkeypatch: pytest.MonkeyPatch)
 def test_unreadable_metrics_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reader_of(["nonsense"], monkeypatch).read() is None
     assert reader_of(["nonsense"], monkeypatch).settled() == (None, False)
+
+
+def test_a_window_holds_both_drained_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = CounterWindow(reader_of(["1 1", "2 0", "2 0", "5 1", "7 0", "7 0"], monkeypatch))
+    window.close()
+    found = window.difference()
+    assert found.before is not None and found.after is not None
+    assert (found.before["drafts"], found.after["drafts"]) == (2, 7)
+    assert (found.settled_before, found.settled, found.problem) == (True, True, None)
+
+
+def test_a_window_whose_scrapes_fail_says_when_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = httpx.Response(200, text="5 0"), httpx.Response(500)
+    reader, _ = failing_reader([good, good, bad], monkeypatch)
+    window = CounterWindow(reader)
+    window.close()
+    found = window.difference()
+    assert (found.problem, found.delta) == ("unread", None)
+    assert "after the load (HTTP 500)" in (found.note or "")
+    given_up = CounterWindow(failing_reader([good, good], monkeypatch)[0])
+    assert given_up.difference(cut_short="it died").problem == "cut_short"
 
 
 def failing_reader(
