@@ -27,7 +27,7 @@ from harness.plan.expand import cell_id, load_points
 from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request, prepare
 from harness.progress import Progress
-from harness.records import VARIANTS, Cell, LaunchRecord, LoadPoint, Manifest, Variant
+from harness.records import VARIANTS, Cell, LaunchRecord, LoadPoint, Manifest, Summary, Variant
 from harness.run import (
     LAUNCH,
     Outcome,
@@ -36,6 +36,7 @@ from harness.run import (
     measure_cell,
     read_launches,
     report,
+    request_in,
     telling_how_to_go_on,
 )
 from harness.run import analyse as analyse_run
@@ -96,7 +97,7 @@ def search_of(wanted: Wanted) -> Search:
     return msgspec.structs.replace(search, requests=requests)
 
 
-def capacity(request: Request, wanted: Wanted, progress: Progress) -> Outcome:
+def capacity(request: Request, wanted: Wanted, progress: Progress) -> Outcome[Summary]:
     """Search from the beginning. Mistakes of the user are raised before anything is written."""
     search = search_of(wanted)
     check_out(request.out)
@@ -112,17 +113,11 @@ def capacity(request: Request, wanted: Wanted, progress: Progress) -> Outcome:
     return _go_on(prepared, search, folder, progress)
 
 
-def resume(path: Path, progress: Progress) -> Outcome:
+def resume(path: Path, progress: Progress) -> Outcome[Summary]:
     """Go on with a search that was cut short. Raises `UsageError`."""
     folder = RunFolder(path.resolve())
     manifest = folder.manifest()
-    try:
-        asked = manifest.plan["request"]
-        request = msgspec.convert(asked, Request, dec_hook=lambda t, v: t(v))
-    except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise UsageError(
-            f"{folder.path / 'manifest.json'}: plan.request cannot be read ({error}); start anew"
-        ) from None
+    request = request_in(folder, manifest)
     prepared = _prepare(request)
     for engine in prepared:
         if to_json(as_dict(engine.plan)) != to_json(manifest.plan["engines"].get(engine.name)):
@@ -194,7 +189,7 @@ def _read(folder: RunFolder, cell: Cell) -> CellData:
 
 def _go_on(
     prepared: list[Prepared], search: Search, folder: RunFolder, progress: Progress
-) -> Outcome:
+) -> Outcome[Summary]:
     errors: list[EngineFailed] = []
     stopped_by: int | None = None
     slo = slo_of(as_dict(prepared[0].plan))

@@ -29,7 +29,6 @@ from harness.options import (
 if TYPE_CHECKING:
     from harness.prepare import Request
     from harness.run import Outcome
-    from harness.sweep import SweepOutcome
 
 
 class Commands(typer.core.TyperGroup):
@@ -346,7 +345,7 @@ def engines_install(
     print(install(name))
 
 
-def finish(outcome: Outcome | SweepOutcome, as_json: bool) -> None:
+def finish(outcome: Outcome[Any], as_json: bool) -> None:
     """Print a run's result, then leave with its exit code."""
     show(told_by(outcome), as_json)
     stream = sys.stderr if as_json else sys.stdout
@@ -363,7 +362,7 @@ def finish(outcome: Outcome | SweepOutcome, as_json: bool) -> None:
     raise typer.Exit(outcome.exit_code)
 
 
-def told_by(outcome: Outcome | SweepOutcome) -> Any:
+def told_by(outcome: Outcome[Any]) -> Any:
     """A run's summary; of a capacity search its answer."""
     if (outcome.folder / "capacity.json").exists():
         from harness.capacity import read_capacity

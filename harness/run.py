@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -55,11 +55,22 @@ NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 ROOT = Path(__file__).resolve().parents[1]
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended: what it found, and the errors it ended with, in order."""
+class Told(Protocol):
+    """What a run or a sweep found, as far as its end depends on it."""
+
+    @property
+    def void(self) -> str | None:
+        """Why nothing may be concluded."""
+
+
+Found = TypeVar("Found", bound=Told)
+
+
+class Outcome(msgspec.Struct, Generic[Found], frozen=True, kw_only=True):
+    """How a run, or a sweep, ended: what it found, and the errors it ended with, in order."""
 
     folder: Path
-    summary: Summary
+    summary: Found
     errors: tuple[EngineFailed, ...]
     stopped_by: int | None = None
 
@@ -78,7 +89,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return 4 if self.summary.void is not None else 0
 
 
-def run(request: Request, progress: Progress) -> Outcome:
+def run(request: Request, progress: Progress) -> Outcome[Summary]:
     """Do the whole run. Mistakes of the user are raised before anything is written."""
     check_out(request.out)
     make_ready = prepare_attached if request.urls else prepare
@@ -91,7 +102,7 @@ def run(request: Request, progress: Progress) -> Outcome:
     return measure(prepared, folder, progress)
 
 
-def measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> Outcome:
+def measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> Outcome[Summary]:
     """Measure every cell that the folder lacks, then analyse and report what there is.
 
     An engine that fails ends its own part; the others still have their turn. After a Ctrl-C the
@@ -117,7 +128,7 @@ def telling_how_to_go_on(folder: RunFolder) -> Iterator[None]:
         raise VoidRun(f"{error}; go on with `python -m harness resume {folder.path}`") from None
 
 
-def _measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> Outcome:
+def _measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> Outcome[Summary]:
     errors: list[EngineFailed] = []
     stopped_by: int | None = None
     progress.expect(sum(len(p.cells) for p in prepared))
@@ -396,18 +407,22 @@ def report(path: Path, progress: Progress) -> None:
         )
 
 
-def resume(path: Path, progress: Progress) -> Outcome:
-    """Measure the cells that a run lacks, by its own plan. Raises `UsageError`."""
-    folder = RunFolder(path.resolve())
-    manifest = folder.manifest()
+def request_in(folder: RunFolder, manifest: Manifest) -> Request:
+    """What the command line asked for when the folder was begun. Raises `UsageError`."""
     try:
-        asked = manifest.plan["request"]
-        request = msgspec.convert(asked, Request, dec_hook=lambda t, v: t(v))
+        return msgspec.convert(manifest.plan["request"], Request, dec_hook=lambda t, v: t(v))
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise UsageError(
             f"{folder.path / 'manifest.json'}: plan.request cannot be read ({error}); "
             "start a new run"
         ) from None
+
+
+def resume(path: Path, progress: Progress) -> Outcome[Summary]:
+    """Measure the cells that a run lacks, by its own plan. Raises `UsageError`."""
+    folder = RunFolder(path.resolve())
+    manifest = folder.manifest()
+    request = request_in(folder, manifest)
     make_ready = prepare_attached if request.urls else prepare
     prepared = [
         grown(make_ready(request, name), manifest) for name in dict.fromkeys(request.engines)

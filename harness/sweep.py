@@ -36,8 +36,8 @@ from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request, prepare
 from harness.progress import Progress
 from harness.records import SCHEMA_VERSION, Axis, Cell, Setting, Variant
-from harness.run import analyse as analyse_run
 from harness.run import (
+    Outcome,
     begin,
     check_out,
     measure_launch,
@@ -46,33 +46,11 @@ from harness.run import (
     report,
     telling_how_to_go_on,
 )
+from harness.run import analyse as analyse_run
 
 SWEEP = "sweep.json"
 OWN = ("load.", "workload.", "sampling.", "client.", "slo.", "compare.", "seed")
 """Keys that say how requests are sent: they can be swept against a running server too."""
-
-
-class SweepOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a sweep ended."""
-
-    folder: Path
-    summary: Sweep
-    errors: tuple[EngineFailed, ...]
-    stopped_by: int | None = None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal ended it before its end."""
-        return self.stopped_by is not None
-
-    @property
-    def exit_code(self) -> int:
-        """As a run's: 3 an engine failed, 4 a setting is void, 128 and the signal's number."""
-        if self.stopped_by is not None:
-            return 128 + self.stopped_by
-        if self.errors:
-            return 3
-        return 4 if self.summary.void is not None else 0
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +61,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     prepared: list[Prepared]
 
 
-def sweep(request: Request, over: Sequence[str], progress: Progress) -> SweepOutcome:
+def sweep(request: Request, over: Sequence[str], progress: Progress) -> Outcome[Sweep]:
     """Do the whole sweep. Mistakes of the user are raised before anything is written."""
     axes = axes_of(over)
     _check_attached(request, axes)
@@ -109,7 +87,7 @@ def sweep(request: Request, over: Sequence[str], progress: Progress) -> SweepOut
     return _measure(folder, told, parts, progress)
 
 
-def resume(path: Path, progress: Progress) -> SweepOutcome:
+def resume(path: Path, progress: Progress) -> Outcome[Sweep]:
     """Measure what a sweep lacks. Raises `UsageError`."""
     folder = path.resolve()
     told = read_sweep(folder)
@@ -204,7 +182,7 @@ def _cells(part: Part) -> tuple[Cell, ...]:
     return tuple(c for p in part.prepared for c in p.cells)
 
 
-def _measure(folder: Path, told: Sweep, parts: list[Part], progress: Progress) -> SweepOutcome:
+def _measure(folder: Path, told: Sweep, parts: list[Part], progress: Progress) -> Outcome[Sweep]:
     errors: list[EngineFailed] = []
     stopped_by: int | None = None
     _tell(parts, folder, progress)
@@ -220,7 +198,7 @@ def _measure(folder: Path, told: Sweep, parts: list[Part], progress: Progress) -
         for part in parts:
             report(folder / part.setting.run, progress)
         _report(folder, progress)
-    return SweepOutcome(folder=folder, summary=summary, errors=tuple(errors), stopped_by=stopped_by)
+    return Outcome(folder=folder, summary=summary, errors=tuple(errors), stopped_by=stopped_by)
 
 
 def _tell(parts: list[Part], folder: Path, progress: Progress) -> None:

@@ -6,45 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from attached import REPO, Start, harness
 
-REPO = Path(__file__).resolve().parents[2]
-ENGINE = Path(__file__).with_name("scripted_engine.py")
 QUICK = ["--seconds", "1", "--attain", "0.7", "--resolution", "1"]
 QUICK += ["--set", "load.warmup_requests=1"]
-
-Start = Callable[..., str]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start scripted servers; each call gives a URL. All are gone afterwards."""
-    running: list[subprocess.Popen[bytes]] = []
-
-    def go(*options: str) -> str:
-        port_file = tmp_path / f"port-{len(running)}"
-        running.append(subprocess.Popen([sys.executable, str(ENGINE), str(port_file), *options]))
-        deadline = time.monotonic() + 60
-        while not port_file.exists():
-            assert time.monotonic() < deadline, "the scripted server does not start"
-            time.sleep(0.02)
-        return f"http://127.0.0.1:{port_file.read_text()}"
-
-    yield go
-    for process in running:
-        process.kill()
-        process.wait()
-
-
-def harness(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
-        cwd=REPO, capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
 
 
 def test_both_capacities_are_bracketed_and_can_be_computed_again(

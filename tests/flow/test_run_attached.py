@@ -7,38 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attached import REPO, Start, harness
 
-REPO = Path(__file__).resolve().parents[2]
-ENGINE = Path(__file__).with_name("scripted_engine.py")
 QUICK = ["--set", "load.num_requests=4", "--set", "load.concurrency=1,2", "--set"]
 QUICK += ["load.warmup_requests=1", "--set", "compare.blocks=3"]
-
-Start = Callable[..., str]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start scripted servers; each call gives a URL. All are gone afterwards."""
-    running: list[subprocess.Popen[bytes]] = []
-
-    def go(*options: str) -> str:
-        port_file = tmp_path / f"port-{len(running)}"
-        running.append(subprocess.Popen([sys.executable, str(ENGINE), str(port_file), *options]))
-        deadline = time.monotonic() + 60
-        while not port_file.exists():
-            assert time.monotonic() < deadline, "the scripted server does not start"
-            time.sleep(0.02)
-        return f"http://127.0.0.1:{port_file.read_text()}"
-
-    yield go
-    for process in running:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture
@@ -48,13 +24,6 @@ def prompts(tmp_path: Path) -> Path:
     rows = [{"id": f"p{i}", "prompt": f"say {i}", "answer": right} for i in range(40)]
     path.write_text("\n".join(json.dumps(row) for row in rows))
     return path
-
-
-def harness(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
-        cwd=REPO, capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
 
 
 def run_against(

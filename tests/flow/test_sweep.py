@@ -5,47 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attached import Start, harness
 
-REPO = Path(__file__).resolve().parents[2]
-ENGINE = Path(__file__).with_name("scripted_engine.py")
 SMALL = ["--set", "load.num_requests=4", "--set", "compare.launches=1"]
 SMALL += ["--set", "load.warmup_requests=1", "--set", "workload.output_tokens=24"]
-
-Start = Callable[..., str]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start scripted servers; each call gives a URL. All are gone afterwards."""
-    running: list[subprocess.Popen[bytes]] = []
-
-    def go(*options: str) -> str:
-        port_file = tmp_path / f"port-{len(running)}"
-        running.append(subprocess.Popen([sys.executable, str(ENGINE), str(port_file), *options]))
-        deadline = time.monotonic() + 60
-        while not port_file.exists():
-            assert time.monotonic() < deadline, "the scripted server does not start"
-            time.sleep(0.02)
-        return f"http://127.0.0.1:{port_file.read_text()}"
-
-    yield go
-    for process in running:
-        process.kill()
-        process.wait()
-
-
-def harness(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
-        cwd=REPO, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
 
 
 def told(done: subprocess.CompletedProcess[str]) -> tuple[Path, dict[str, Any]]:
