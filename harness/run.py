@@ -25,6 +25,7 @@ from harness.attach import prepare_attached
 from harness.errors import HarnessError, UsageError, VoidRun, one_line
 from harness.floor import ask_again, read_floor
 from harness.load.drive import drive
+from harness.load.interrupt import held
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.streaming.plain import plain_client
 from harness.measure.counters import CounterReader, CounterWindow
@@ -250,21 +251,18 @@ def measure_cell(
     error = server.failed(reason) if reason else None
     interrupted = None if error is None else str(error)
     begun_ns, ended_ns = window_ns(driven.records)
-    folder.save_cell(
-        cell.cell_id,
-        driven.records,
-        counted.difference(cut_short=interrupted),
-        Timeline(
-            startup=server.phases,
-            ready_s=server.ready_s,
-            window_start_ns=begun_ns,
-            window_end_ns=ended_ns,
-            client_cpu_share=driven.client_cpu_share,
-            client=driven.client,
-            interrupted=interrupted,
-        ),
-        server.log_path,
+    timeline = Timeline(
+        startup=server.phases,
+        ready_s=server.ready_s,
+        window_start_ns=begun_ns,
+        window_end_ns=ended_ns,
+        client_cpu_share=driven.client_cpu_share,
+        client=driven.client,
+        interrupted=interrupted,
     )
+    counters = counted.difference(cut_short=interrupted)
+    with held():  # a measured cell is kept, whatever comes in between
+        folder.save_cell(cell.cell_id, driven.records, counters, timeline, server.log_path)
     if error is not None:
         raise error
     progress.cell_done()

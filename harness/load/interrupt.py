@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -55,3 +56,21 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
             signal.signal(number, handler)
         if caught:
             meant[signal.Signals(caught[0])](caught[0], None)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """What must not be cut in two: a signal to end is taken up when the block has ended."""
+    caught: list[int] = []
+    here = threading.current_thread() is threading.main_thread()  # others cannot take signals
+    handlers = {n: signal.getsignal(n) for n in ENDING if here}
+    meant = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in meant:
+        signal.signal(number, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in meant.items():
+            signal.signal(number, handler)
+    if caught:
+        meant[signal.Signals(caught[0])](caught[0], None)

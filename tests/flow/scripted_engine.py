@@ -156,7 +156,7 @@ class Engine:
             ids = [i % 2 if self.options.loop else i for i in range(sent, sent + step)]
             if wrong and 5 in ids:
                 ids[ids.index(5)] = 99
-            if self.options.wrong_step and sent and self.drafts % self.options.wrong_step == 0:
+            if self.options.wrong_step and sent and rank.drafts % self.options.wrong_step == 0:
                 ids[0] = 99
             sent += step
             self.event(writer, ids, sent)

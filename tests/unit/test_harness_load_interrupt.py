@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.load.interrupt import ENDING, run_interruptible
+from harness.load.interrupt import ENDING, held, run_interruptible
 
 
 class Terminated(KeyboardInterrupt):
@@ -103,3 +103,13 @@ def test_results_and_errors_pass_and_so_does_another_thread() -> None:
     thread.start()
     thread.join()
     assert found == [3]
+
+
+def test_a_signal_waits_until_what_must_not_be_cut_is_done() -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt), held():
+        signal.raise_signal(signal.SIGINT)
+        done.append("saved")
+    assert done == ["saved"]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)  # the handler of before is back

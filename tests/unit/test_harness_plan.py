@@ -33,8 +33,8 @@ def test_every_built_in_profile_is_valid_for_every_engine(name: str, engine: str
 def test_the_demo_profile_is_float32_greedy_k3() -> None:
     plan = build(read_profile("demo"), "reference", [])
     assert (plan.engine.dtype, plan.sampling.temperature, plan.speculative.k) == ("float32", 0.0, 3)
-    assert plan.compare.launches == 3
-    assert build(read_profile("demo"), "vllm", []).compare.blocks > 1
+    assert plan.compare.launches == 4
+    assert build(read_profile("demo"), "vllm", []).compare.launches > 2  # two say next to nothing
 
 
 def test_unknown_profile_names_the_nearest() -> None:
