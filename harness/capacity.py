@@ -36,6 +36,7 @@ from harness.run import (
     measure_cell,
     read_launches,
     report,
+    tell_engine,
     telling_how_to_go_on,
 )
 from harness.run import analyse as analyse_run
@@ -198,6 +199,8 @@ def _go_on(
     errors: list[EngineFailed] = []
     stopped_by: int | None = None
     slo = slo_of(as_dict(prepared[0].plan))
+    for engine in prepared:
+        tell_engine(engine, "one start a variant", progress)
     progress.say(
         f"the highest {search.by} at which {search.attain:.0%} of the requests meet "
         f"{slo.words()}; {search.requests} requests a look"

@@ -22,7 +22,7 @@ from engines.base import Adapter, EngineUsageError, ServeSpec
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
 from engines.process import check_port, free_port
-from harness.errors import EngineFailure, UsageError
+from harness.errors import EngineFailure, UsageError, one_line
 from harness.load.prompts.datasets import (
     MADE,
     Prompt,
@@ -66,7 +66,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """One engine ready to be measured. `urls` by variant; empty where the harness launches it.
 
-    `searching`: loads are tried that the plan does not name.
+    `searching`: loads are tried that the plan does not name. `notes`: to be told before it starts.
     """
 
     name: str
@@ -81,6 +81,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     label: str | None = None
     searching: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def attached(self) -> bool:
@@ -93,6 +94,14 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             "target": str(self.target) if self.target else self.model,
             "drafter": str(self.drafter) if self.drafter else None,
         }
+
+    def served_words(self) -> str:
+        """What is served, for the line that a run begins with."""
+        if self.target is None:
+            return f"model {one_line(self.model or '', 80)}"
+        return f"target {self.target}, " + (
+            f"drafter {self.drafter}" if self.drafter else "no drafter"
+        )
 
     def _most_sequences(self) -> int | None:
         """How many requests the engine is to run at once; None: as many as it would by itself.

@@ -297,10 +297,18 @@ def tell_plan(prepared: list[Prepared], folder: RunFolder, progress: Progress) -
     for p in prepared:
         starts = len(launches_of(p.cells))
         how = f"{starts} turns" if p.attached else f"{starts} starts"
-        progress.say(f"{p.name}: {p.why}; {how}, {len(p.cells)} cells")
-        if p.label is not None:
-            progress.say(f"{p.name}: the server is {p.label}")
+        tell_engine(p, f"{how}, {len(p.cells)} cells", progress)
     progress.say(f"writing to {folder.path}")
+
+
+def tell_engine(prepared: Prepared, what: str, progress: Progress) -> None:
+    """Say what one engine serves and what will be done with it."""
+    p = prepared
+    progress.say(f"{p.name}: {p.why}; {p.served_words()}; {what}")
+    if p.label is not None:
+        progress.say(f"{p.name}: the server is {p.label}")
+    for note in p.notes:
+        progress.say(f"{p.name}: {note}")
 
 
 def analyse(path: Path) -> Summary:
