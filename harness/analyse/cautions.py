@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from harness.analyse.acceptance import disagreements, pooled_acceptance
-from harness.analyse.compare import load_words
+from harness.analyse.compare import DASH, load_words
 from harness.analyse.data import MOST_FAILED, CellData, RunData, pairs
 from harness.analyse.fidelity import client_cautions
 from harness.analyse.integrity import total
 from harness.analyse.statistics import sign_test
+from harness.errors import one_line
 from harness.measure.metrics import dropped
 from harness.records import (
     VARIANTS,
@@ -27,6 +28,8 @@ FEW_REQUESTS = 20
 FEW_TURNS = 3
 OTHER_TRAFFIC = 0.02
 CUT_SHARE = 0.2
+ERRORS_TOLD = 3
+"""Messages of failed requests that a caution names, the commonest first."""
 
 
 def cell_cautions(
@@ -54,15 +57,25 @@ def _failed(data: CellData) -> Caution | None:
     )
     if not errors:
         return None
-    error, count = errors.most_common(1)[0]
+    told = [f"{n} with: {one_line(error, 160)}" for error, n in errors.most_common(ERRORS_TOLD)]
+    rest = errors.total() - sum(n for _, n in errors.most_common(ERRORS_TOLD))
+    if rest:
+        told.append(f"{rest} otherwise")
     return Caution(
         code="failed_requests",
-        text=(
-            f"{errors.total()} of {len(data.records)} requests failed, "
-            f"{count} of them with: {error}"
-        ),
-        advice="Figures are of the whole answers alone; see the engine's log.",
+        text=f"{errors.total()} of {len(data.records)} requests failed, {'; '.join(told)}",
+        advice=f"Figures are of the whole answers alone; {_failure_advice(data, errors)}.",
     )
+
+
+def _failure_advice(data: CellData, errors: Counter[str]) -> str:
+    if any("context length" in error.lower() for error in errors):
+        return (
+            "leave prompts that are too long out: workload.max_input_tokens, and target.path if "
+            "the server runs already"
+        )
+    # A server that was not started here has no start-up time, and no log in the run's folder.
+    return "see the server's own log" if data.timeline.ready_s is None else "see the engine's log"
 
 
 def _dropped(data: CellData, metrics: Metrics) -> Caution | None:
@@ -213,7 +226,7 @@ def _few_turns(run: RunData, engine: str) -> Caution | None:
 
 def _few_requests(run: RunData, engine: str) -> Caution | None:
     counts = {
-        (load_words(load), variant): sum(len(c.ok) for c in run.select(engine, variant, load))
+        (load, variant): sum(len(c.ok) for c in run.select(engine, variant, load))
         for load in run.loads(engine)
         for variant in VARIANTS
         if run.select(engine, variant, load)
@@ -224,9 +237,20 @@ def _few_requests(run: RunData, engine: str) -> Caution | None:
     (load, variant), n = min(few.items(), key=lambda item: item[1])
     return Caution(
         code="few_samples",
-        text=f"{engine}: only {n} whole answers for {variant} at {load}",
-        advice="Percentiles of so few are near the extremes; raise load.num_requests.",
+        text=f"{engine}: only {n} whole answers for {variant} at {load_words(load)}",
+        advice=f"Percentiles of so few are near the extremes; {_more_requests(load)}.",
     )
+
+
+def _more_requests(load: LoadPoint) -> str:
+    """How to have more of them: what ends a cell differs."""
+    if load.arrival in ("trace", "schedule"):  # it ends by itself
+        cut = ", or raise load.num_requests where it cuts it" if load.num_requests else ""
+        return f"raise compare.blocks, or give a longer {load.arrival}{cut}"
+    for key in ("duration_s", "num_output_tokens"):
+        if getattr(load, key) is not None:
+            return f"raise load.{key} or compare.blocks"
+    return "raise load.num_requests"
 
 
 def _many_failed(run: RunData, engine: str, load: LoadPoint) -> Caution | None:
@@ -346,17 +370,25 @@ def _below_break_even(
     )
     if speed is None or speed.ratio is None or speed.ratio >= 1:
         return None
+    if speed.verdict in ("same", "better"):
+        return None
     pooled = pooled_acceptance(run.select(engine, "speculative", load))
     if pooled is None or pooled.length is None:
         return None
     # Speed-up = acceptance length / relative cost of a verify step, so that cost is break-even.
+    cost = f"{pooled.length / speed.ratio:.2f}"
+    if speed.ci_low and speed.ci_high:
+        cost += f" ({pooled.length / speed.ci_high:.2f}{DASH}{pooled.length / speed.ci_low:.2f})"
+    sure = speed.verdict == "worse"
     return Caution(
         code="below_break_even",
         text=(
-            f"{engine} at {load_words(load)}: an acceptance length of {pooled.length:.2f} does not "
-            f"pay for verify steps that cost {pooled.length / speed.ratio:.2f} plain ones"
+            f"{engine} at {load_words(load)}: an acceptance length of {pooled.length:.2f} "
+            + ("does not pay" if sure else "may not pay, which is undecided,")
+            + f" for verify steps that cost {cost} plain ones"
         ),
-        advice="Lower speculative.k or the load, or train a better drafter.",
+        advice=("" if sure else "Measure more before you believe a loss; then: ")
+        + "Lower speculative.k or the load, or train a better drafter.",
     )
 
 
