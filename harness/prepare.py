@@ -35,7 +35,7 @@ from harness.load.schedule.trace import Trace, read_trace
 from harness.load.streaming.client import check_prompts
 from harness.load.streaming.pool import check_client
 from harness.plan.expand import expand, load_points
-from harness.plan.load import FOR_ENGINE, Source, build, parse_set, put, read_profile
+from harness.plan.load import FOR_ENGINE, Source, build, parse_set, put, read_profile, set_to_none
 from harness.plan.schema import Plan
 from harness.records import VARIANTS, Cell, Variant
 
@@ -158,9 +158,10 @@ def prepare(request: Request, name: str) -> Prepared:
     load_points(plan.load)
     check_client(plan.client)
     variants = request.variants or VARIANTS
-    for path in (plan.target.path, plan.drafter.path):
+    check_asked(request, plan, variants)
+    for key, path in (("target.path", plan.target.path), ("drafter.path", plan.drafter.path)):
         if path is not None:
-            check_checkpoint(path_of(path))
+            check_checkpoint(path_of(path), key)
     if plan.target.path is not None and not _own_tokenizer(plan.engine.extra_args):
         check_tokenizer(path_of(plan.target.path))
     if "speculative" in variants and plan.target.path and not plan.drafter.path:
@@ -189,6 +190,20 @@ def prepare(request: Request, name: str) -> Prepared:
     )
     _check_served(prepared, variants)
     return prepared
+
+
+def check_asked(request: Request, plan: Plan, variants: tuple[Variant, ...]) -> None:
+    """Raise `UsageError` where the demo pair would stand in for what the user meant."""
+    if request.profile == "model" and plan.target.path is None:
+        raise UsageError(
+            "--profile model: target.path is not set; give --set target.path=DIR and "
+            "--set drafter.path=DIR, or --profile demo for the demo pair"
+        )
+    if "speculative" in variants and set_to_none(request.sets, "drafter.path"):
+        raise UsageError(
+            "--set drafter.path=none: without a drafter nothing is speculative; give its folder, "
+            "or --variants baseline"
+        )
 
 
 def needs_pair(plan: Plan) -> bool:
@@ -355,10 +370,13 @@ def path_of(given: str) -> Path:
     return path
 
 
-def check_checkpoint(folder: Path) -> None:
-    """Raise `UsageError` or `EngineUsageError` naming the first file that a checkpoint lacks."""
+def check_checkpoint(folder: Path, key: str) -> None:
+    """Raise `UsageError` or `EngineUsageError` naming the first file that a checkpoint lacks.
+
+    `key`: the plan's, that names the folder.
+    """
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder; give the folder of a checkpoint")
+        raise UsageError(f"{key}={folder}: no such folder; give the folder of a checkpoint")
     read_json(folder / "config.json")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
