@@ -380,6 +380,13 @@ def resume(path: Path, progress: Progress) -> Outcome:
             f"{folder.path / 'manifest.json'}: what it was run with has changed since "
             f"({', '.join(changed) or 'cells'}); start a new run"
         )
+    tell_damaged(folder, progress)
     missing = [c for c in cells if not folder.has_cell(c.cell_id)]
     progress.say(f"{len(missing)} of {len(cells)} cells are missing")
     return measure(prepared, folder, progress)
+
+
+def tell_damaged(folder: RunFolder, progress: Progress) -> None:
+    """Set cells aside that cannot be read, and say that they are measured anew."""
+    for cell_id in folder.set_damaged_aside([c.cell_id for c in folder.manifest().cells]):
+        progress.say(f"{cell_id}: its files cannot be read, it is measured anew")
