@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from harness.analyse.frontier import Capacity
 from harness.records import (
     Acceptance,
     Caution,
@@ -18,6 +19,7 @@ from harness.records import (
     Manifest,
 )
 from harness.report import view, words
+from harness.report.frontier import ProbeTable, sentences, tables
 from harness.report.run_data import RunData
 from harness.report.style import Plot
 from harness.report.tables import (
@@ -121,6 +123,7 @@ class Page:
     meta: str
     standing: str
     verdict: list[str]
+    probes: list[ProbeTable]
     sections: list[tuple[str, str]]
     failures: list[str]
     cautions: list[dict[str, str]]
@@ -135,14 +138,15 @@ class Page:
     definitions: tuple[tuple[str, str], ...]
 
 
-def make_page(run: RunData, plots: list[Plot]) -> Page:
-    """Everything a report says of `run`."""
+def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) -> Page:
+    """Everything a report says of `run`; `found`: the answer of a capacity search, told first."""
     summary, manifest = run.summary, run.manifest
     groups = view.groups(summary)
     failures = [*map(words.one_line, summary.failures), *_request_failures(run)]
     cautions = [*map(_placed, view.cautions(summary)), *map(_note, run.notes)]
     void = summary.void is not None
     sections = [
+        *([("probes", "Probes")] if found and any(s.probes for s in found.variants) else []),
         *([("failures", f"Failures ({len(failures)})")] if failures else []),
         *([("cautions", f"Cautions ({len(cautions)})")] if cautions else []),
         ("results", "Results"),
@@ -156,8 +160,9 @@ def make_page(run: RunData, plots: list[Plot]) -> Page:
         run_id=words.one_line(summary.run_id, 120),
         schema=words.one_line(summary.schema_version, 20),
         meta=_meta(run),
-        standing=standing(summary),
-        verdict=verdict_sentences(summary),
+        standing="capacity" if found else standing(summary),
+        verdict=[s.strip() for s in sentences(found)] if found else verdict_sentences(summary),
+        probes=tables(found) if found else [],
         sections=sections,
         failures=failures,
         cautions=cautions,
