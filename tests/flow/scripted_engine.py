@@ -1,7 +1,7 @@
 """A small OpenAI-compatible server with scripted timing, to drive the command line against.
 
 python scripted_engine.py PORT_FILE [--drafts K] [--no-metrics] [--die-after N] [--step-ms MS]
-    [--wrong-every N] [--refuse STATUS] [--slots N] [--refuse-above N]
+    [--wrong-every N] [--refuse STATUS] [--slots N] [--refuse-above N] [--max-model-len N]
 
 It answers 12 tokens a request, one a step; with --drafts every step carries three (two drafts of
 K accepted, and the bonus). With --slots it answers as many at once, the others wait; with
@@ -39,7 +39,8 @@ class Engine:
 
     async def answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "/v1/models":
-            self.whole(writer, json.dumps({"data": [{"id": "scripted"}]}))
+            model = {"id": "scripted", "max_model_len": self.options.max_model_len}
+            self.whole(writer, json.dumps({"data": [model]}))
         elif path == "/metrics" and not self.options.no_metrics:
             self.whole(writer, self.metrics(), "text/plain")
         elif path == "/v1/chat/completions":
@@ -122,6 +123,7 @@ async def main() -> None:
     parser.add_argument("--wrong-every", type=int, default=0)
     parser.add_argument("--refuse", type=int, default=0)
     parser.add_argument("--refuse-above", type=int, default=10_000)
+    parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--slots", type=int, default=10_000)
     options = parser.parse_args()
     server = await asyncio.start_server(Engine(options).connection, "127.0.0.1", 0)
