@@ -123,6 +123,12 @@ def sentences(found: Capacity) -> list[str]:
     return told
 
 
+def paragraphs(found: Capacity) -> list[str]:
+    """The same sentences for a page, each with its end."""
+    each = [sentence.strip() for sentence in sentences(found)]
+    return [s if s.endswith((".", ":")) else f"{s}." for s in each]
+
+
 def _compared(engine: str, sides: Sequence[VariantCapacity]) -> list[str]:
     """What the drafter changes: from the ends of both brackets, since each is all that is known."""
     by = {side.variant: side for side in sides}
@@ -151,7 +157,8 @@ def _up_to(side: VariantCapacity, by: By) -> str:
     if side.highest_met is None and not side.finished:
         return f"shown to hold at no load before the search was cut short ({rest})"
     if side.highest_met is None:
-        return f"held at no load that was tried ({rest or 'nothing was measured'})"
+        no_load = "shown to hold at no load" if doubt else "held at no load"
+        return f"{no_load} that was tried ({rest or 'nothing was measured'})"
     return f"held up to {at_load(by, side.highest_met)}" + (
         (f" ({rest})" if rest else ", the highest tried")
         + ("" if side.finished else ", before the search was cut short")

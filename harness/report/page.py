@@ -19,7 +19,7 @@ from harness.records import (
     Manifest,
 )
 from harness.report import view, words
-from harness.report.frontier import ProbeTable, sentences, tables
+from harness.report.frontier import ProbeTable, paragraphs, tables
 from harness.report.run_data import RunData
 from harness.report.style import Plot
 from harness.report.tables import (
@@ -161,7 +161,7 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
         schema=words.one_line(summary.schema_version, 20),
         meta=_meta(run),
         standing="capacity" if found else standing(summary),
-        verdict=[s.strip() for s in sentences(found)] if found else verdict_sentences(summary),
+        verdict=paragraphs(found) if found else verdict_sentences(summary),
         probes=tables(found) if found else [],
         sections=sections,
         failures=failures,

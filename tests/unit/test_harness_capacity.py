@@ -76,7 +76,11 @@ def test_no_load_held_and_no_load_missed_are_said() -> None:
     assert "held at no load" in frontier.render_text(none)
     most = capacity_of(run_of([at(1.0, "baseline", 57, 57)], plan=plan), search)
     assert "held up to 1 requests/s, the highest tried" in frontier.render_text(most)
-    for found in (none, most):
+    some = capacity_of(
+        run_of([at(1.0, "baseline", 50, 57, b) for b in range(4)], plan=plan), search
+    )
+    assert "shown to hold at no load that was tried (undecided at 1)" in frontier.render_text(some)
+    for found in (none, most, some):
         assert found.variants[0].finished
         assert "cut short" not in frontier.render_text(found)
 
@@ -120,6 +124,7 @@ def test_the_report_begins_with_the_answer_and_the_probes(tmp_path: Path) -> Non
         assert answer < text.index(probes) < text.index(results)
     assert "| 2 | 107 of 114 |" in marked
     assert "<td>107 of 114</td>" in page
+    assert "before the search was cut short. reference speculative: held" in marked
 
 
 def test_an_overload_is_told_by_its_growth_and_by_refusals() -> None:
