@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from engines.base import Adapter
 from engines.catalog import adapter as adapter_named
 from harness.errors import UsageError, one_line
+from harness.load.prompts.choose import surely_fits
 from harness.load.prompts.datasets import Prompt
 from harness.load.streaming.origin import Origin
 from harness.load.streaming.plain import plain_client
@@ -46,14 +49,15 @@ def prepare_attached(request: Request, name: str) -> Prepared:
             "the harness start the engine"
         )
     roots = {label: Origin.parse(url).root for label, url in request.urls.items()}
-    models = {label: served_model(root, plan) for label, root in roots.items()}
+    served = {label: served_model(root, plan) for label, root in roots.items()}
+    models = {label: one.name for label, one in served.items()}
     if len(set(models.values())) > 1:
         told = ", ".join(f"{label} {model}" for label, model in models.items())
         raise UsageError(
             f"--url: the servers serve different models ({told}); set target.served_name"
         )
     pair = demo_pair(plan) if plan.workload.dataset == "demo" else None
-    prompts = prompts_for(plan, pair, attached=True)
+    prompts, notes = fitting_prompts(plan, pair, [one.context for one in served.values()])
     label: str | None = None
     if "" in roots:
         given = request.variants[0] if request.variants and len(request.variants) == 1 else None
@@ -72,11 +76,57 @@ def prepare_attached(request: Request, name: str) -> Prepared:
         cells=expand(plan, name, variants, attached=True),
         model=next(iter(models.values())),
         label=label,
+        notes=notes,
     )
 
 
-def served_model(root: str, plan: Plan) -> str:
-    """The model a running server serves. Raises `UsageError` where nothing fitting answers."""
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """The model a server serves, and its longest context in tokens; None: it does not say."""
+
+    name: str
+    context: int | None = None
+
+
+def fitting_prompts(
+    plan: Plan, pair: Path | None, contexts: list[int | None]
+) -> tuple[list[Prompt], tuple[str, ...]]:
+    """The prompts that fit the servers' `contexts`, and what is to be told of those left out.
+
+    `engine.max_model_len` wins over what the servers say. Without the target's tokenizer built-in
+    prompts are left out unless their bytes alone show that they fit. Raises `UsageError`.
+    """
+    told = [context for context in contexts if context is not None]
+    context = plan.engine.max_model_len or min(told, default=None)
+    prompts = prompts_for(_in_context(plan, context), pair, attached=True)
+    if plan.workload.dataset != "builtin" or context is None:
+        return prompts, ()
+    exact = plan.target.path is not None
+    every = len(prompts)
+    if exact:
+        every = len(prompts_for(_in_context(plan, None), pair, attached=True))
+    else:
+        prompts = [prompt for prompt in prompts if surely_fits(prompt, context)]
+    if not prompts:
+        raise UsageError(
+            f"workload.dataset=builtin: no prompt is sure to fit the server's context of {context} "
+            "tokens; set target.path to have them counted, or give prompts of your own"
+        )
+    if len(prompts) == every:
+        return prompts, ()
+    how = "" if exact else " by a safe estimate (target.path makes it exact)"
+    return prompts, (
+        f"{every - len(prompts)} of {every} built-in prompts are left out: too long for the "
+        f"server's context of {context} tokens{how}",
+    )
+
+
+def _in_context(plan: Plan, context: int | None) -> Plan:
+    engine = msgspec.structs.replace(plan.engine, max_model_len=context)
+    return msgspec.structs.replace(plan, engine=engine)
+
+
+def served_model(root: str, plan: Plan) -> Served:
+    """What a running server serves. Raises `UsageError` where nothing fitting answers."""
     try:
         with plain_client(root, plan.client, api_key(plan)) as client:
             status, body = fetch(client, f"{root}/v1/models", deadline_s=10.0)
@@ -94,7 +144,8 @@ def served_model(root: str, plan: Plan) -> str:
             f"--url {root}: answers {status}; name the variable that holds the key "
             "with --set engine.api_key_env=NAME"
         )
-    names = model_names(body)
+    models = served_models(body)
+    names = [model.name for model in models]
     if status != 200 or not names:
         raise UsageError(
             f"--url {root}: /v1/models answers {status} and no model; "
@@ -103,24 +154,33 @@ def served_model(root: str, plan: Plan) -> str:
     wanted = plan.target.served_name
     if wanted is not None and wanted not in names:
         raise UsageError(f"--url {root}: serves {', '.join(names)}, not {wanted}")
-    return wanted or names[0]
+    return models[0 if wanted is None else names.index(wanted)]
 
 
 class _Model(msgspec.Struct):
     id: str
+    max_model_len: Any = None
 
 
 class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-def model_names(body: bytes) -> list[str]:
-    """The names in an answer of `/v1/models`; none where it is no such answer."""
+def served_models(body: bytes) -> list[Served]:
+    """The models in an answer of `/v1/models`; none where it is no such answer."""
     try:
-        names = [model.id for model in msgspec.json.decode(body, type=_Models).data]
+        models = msgspec.json.decode(body, type=_Models).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
-    return [name for name in names if name and name.isprintable() and len(name) <= 1000]
+    return [
+        Served(name=model.id, context=_context(model.max_model_len))
+        for model in models
+        if model.id and model.id.isprintable() and len(model.id) <= 1000
+    ]
+
+
+def _context(said: object) -> int | None:
+    return said if type(said) is int and 0 < said <= 10**9 else None
 
 
 def _in_words(error: Exception) -> str:

@@ -6,6 +6,7 @@ the search is cut short, and what comes next follows from the cells alone.
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 from engines.base import EngineFailed
 from harness.analyse.bracket import SPAN, By, Look, Search, next_value, points, requests_needed
 from harness.analyse.data import CellData, RunData
-from harness.analyse.frontier import GAVE_UP, Capacity, at_load, capacity_of, look_of
+from harness.analyse.frontier import GAVE_UP, SEARCHED, Capacity, at_load, capacity_of, look_of
 from harness.analyse.summary import SEARCH
 from harness.attach import prepare_attached
 from harness.errors import UsageError
@@ -37,6 +38,8 @@ from harness.run import (
     read_launches,
     report,
     request_in,
+    tell_damaged,
+    tell_engine,
     telling_how_to_go_on,
 )
 from harness.run import analyse as analyse_run
@@ -108,7 +111,8 @@ def capacity(request: Request, wanted: Wanted, progress: Progress) -> Outcome[Su
         load_at(engine, search, search.start)  # keys that do not go with a search are told now
     folder = begin(request, [msgspec.structs.replace(p, cells=[]) for p in prepared])
     manifest = folder.manifest()
-    plan = {**manifest.plan, SEARCH: msgspec.to_builtins(search)}
+    searched = {engine.name: variants_of(engine) for engine in prepared}
+    plan = {**manifest.plan, SEARCH: msgspec.to_builtins(search), SEARCHED: searched}
     folder.write_manifest(msgspec.structs.replace(manifest, plan=plan))
     return _go_on(prepared, search, folder, progress)
 
@@ -125,7 +129,9 @@ def resume(path: Path, progress: Progress) -> Outcome[Summary]:
                 f"{folder.path / 'manifest.json'}: the plan of {engine.name} has changed since; "
                 "start anew"
             )
-    return _go_on(prepared, _search_in(manifest, folder), folder, progress)
+    search = _search_in(manifest, folder)
+    tell_damaged(folder, progress)
+    return _go_on(prepared, search, folder, progress)
 
 
 def is_capacity(path: Path) -> bool:
@@ -193,6 +199,8 @@ def _go_on(
     errors: list[EngineFailed] = []
     stopped_by: int | None = None
     slo = slo_of(as_dict(prepared[0].plan))
+    for engine in prepared:
+        tell_engine(engine, "one start a variant", progress)
     progress.say(
         f"the highest {search.by} at which {search.attain:.0%} of the requests meet "
         f"{slo.words()}; {search.requests} requests a look"
@@ -331,7 +339,9 @@ class Hunt:
             if not refused or server.lost() is not None:
                 raise
         manifest = self.folder.manifest()
-        self.folder.write_manifest(msgspec.structs.replace(manifest, cells=(*manifest.cells, cell)))
+        if cell not in manifest.cells:  # one that was damaged is there already
+            cells = (*manifest.cells, cell)
+            self.folder.write_manifest(msgspec.structs.replace(manifest, cells=cells))
         self.asked += need
         data = _read(self.folder, cell)
         if self.slo.tpot_s is not None and data.ok and all(uncounted(r) for r in data.ok):
@@ -344,10 +354,13 @@ class Hunt:
 
     def _cell(self, value: float) -> Cell:
         load = load_at(self.prepared, self.search, value)
-        block = sum(look.value == value for look in self.looks)
         name, seed = self.prepared.name, self.prepared.plan.seed
+        # The first block that is not there: one between others may have been damaged.
+        known = self.folder.saved_cells([c.cell_id for c in self.folder.manifest().cells])
+        names = (cell_id(name, self.variant, load, 0, block) for block in itertools.count())
+        block, own = next((i, n) for i, n in enumerate(names) if n not in known)
         return Cell(
-            cell_id=cell_id(name, self.variant, load, 0, block),
+            cell_id=own,
             engine=name,
             variant=self.variant,
             repeat=0,

@@ -35,7 +35,8 @@ def announced(prepared: Prepared, out: Path) -> list[str]:
         count = f"{len(starts)} {word} at first, up to {most} of each variant"
     else:
         count = f"{len(starts)} {word}"
-    lines = [f"{prepared.name}: {prepared.why}; {count}, {len(prepared.cells)} cells"]
+    served = prepared.served_words()
+    lines = [f"{prepared.name}: {prepared.why}; {served}; {count}, {len(prepared.cells)} cells"]
     lines.append(f"{prepared.name}: {_how_long(prepared, earlier(prepared, out), out)}")
     repeats = len({c.repeat for c in prepared.cells})
     if len({c.variant for c in prepared.cells}) == 2 and repeats < 3:

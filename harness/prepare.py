@@ -22,7 +22,7 @@ from engines.base import Adapter, EngineUsageError, ServeSpec
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
 from engines.process import check_port, free_port
-from harness.errors import EngineFailure, UsageError
+from harness.errors import EngineFailure, UsageError, one_line
 from harness.load.prompts.datasets import (
     MADE,
     Prompt,
@@ -35,7 +35,7 @@ from harness.load.schedule.trace import Trace, read_trace
 from harness.load.streaming.client import check_prompts
 from harness.load.streaming.pool import check_client
 from harness.plan.expand import expand, load_points
-from harness.plan.load import FOR_ENGINE, Source, build, parse_set, put, read_profile
+from harness.plan.load import FOR_ENGINE, Source, build, parse_set, put, read_profile, set_to_none
 from harness.plan.schema import Plan
 from harness.records import VARIANTS, Cell, Variant
 
@@ -66,7 +66,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """One engine ready to be measured. `urls` by variant; empty where the harness launches it.
 
-    `searching`: loads are tried that the plan does not name.
+    `searching`: loads are tried that the plan does not name. `notes`: to be told before it starts.
     """
 
     name: str
@@ -81,6 +81,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     label: str | None = None
     searching: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def attached(self) -> bool:
@@ -93,6 +94,14 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             "target": str(self.target) if self.target else self.model,
             "drafter": str(self.drafter) if self.drafter else None,
         }
+
+    def served_words(self) -> str:
+        """What is served, for the line that a run begins with."""
+        if self.target is None:
+            return f"model {one_line(self.model or '', 80)}"
+        return f"target {self.target}, " + (
+            f"drafter {self.drafter}" if self.drafter else "no drafter"
+        )
 
     def _most_sequences(self) -> int | None:
         """How many requests the engine is to run at once; None: as many as it would by itself.
@@ -150,9 +159,10 @@ def prepare(request: Request, name: str) -> Prepared:
     load_points(plan.load)
     check_client(plan.client)
     variants = request.variants or VARIANTS
-    for path in (plan.target.path, plan.drafter.path):
+    check_asked(request, plan, variants)
+    for key, path in (("target.path", plan.target.path), ("drafter.path", plan.drafter.path)):
         if path is not None:
-            check_checkpoint(path_of(path))
+            check_checkpoint(path_of(path), key)
     if plan.target.path is not None and not _own_tokenizer(plan.engine.extra_args):
         check_tokenizer(path_of(plan.target.path))
     if "speculative" in variants and plan.target.path and not plan.drafter.path:
@@ -181,6 +191,20 @@ def prepare(request: Request, name: str) -> Prepared:
     )
     _check_served(prepared, variants)
     return prepared
+
+
+def check_asked(request: Request, plan: Plan, variants: tuple[Variant, ...]) -> None:
+    """Raise `UsageError` where the demo pair would stand in for what the user meant."""
+    if request.profile == "model" and plan.target.path is None:
+        raise UsageError(
+            "--profile model: target.path is not set; give --set target.path=DIR and "
+            "--set drafter.path=DIR, or --profile demo for the demo pair"
+        )
+    if "speculative" in variants and set_to_none(request.sets, "drafter.path"):
+        raise UsageError(
+            "--set drafter.path=none: without a drafter nothing is speculative; give its folder, "
+            "or --variants baseline"
+        )
 
 
 def needs_pair(plan: Plan) -> bool:
@@ -347,10 +371,13 @@ def path_of(given: str) -> Path:
     return path
 
 
-def check_checkpoint(folder: Path) -> None:
-    """Raise `UsageError` or `EngineUsageError` naming the first file that a checkpoint lacks."""
+def check_checkpoint(folder: Path, key: str) -> None:
+    """Raise `UsageError` or `EngineUsageError` naming the first file that a checkpoint lacks.
+
+    `key`: the plan's, that names the folder.
+    """
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder; give the folder of a checkpoint")
+        raise UsageError(f"{key}={folder}: no such folder; give the folder of a checkpoint")
     read_json(folder / "config.json")
     index = folder / "model.safetensors.index.json"
     if index.is_file():

@@ -338,9 +338,22 @@ def tell_plan(prepared: list[Prepared], folder: RunFolder, progress: Progress) -
     for p in prepared:
         for line in announced(p, folder.path.parent):
             progress.say(line)
-        if p.label is not None:
-            progress.say(f"{p.name}: the server is {p.label}")
+        tell_notes(p, progress)
     progress.say(f"writing to {folder.path}")
+
+
+def tell_engine(prepared: Prepared, what: str, progress: Progress) -> None:
+    """Say what one engine serves and what will be done with it."""
+    progress.say(f"{prepared.name}: {prepared.why}; {prepared.served_words()}; {what}")
+    tell_notes(prepared, progress)
+
+
+def tell_notes(prepared: Prepared, progress: Progress) -> None:
+    """What was found out about a server, and what of the plan was changed for it."""
+    if prepared.label is not None:
+        progress.say(f"{prepared.name}: the server is {prepared.label}")
+    for note in prepared.notes:
+        progress.say(f"{prepared.name}: {note}")
 
 
 def analyse(path: Path) -> Summary:
@@ -433,6 +446,13 @@ def resume(path: Path, progress: Progress) -> Outcome[Summary]:
             f"{folder.path / 'manifest.json'}: what it was run with has changed since "
             f"({', '.join(changed) or 'cells'}); start a new run"
         )
+    tell_damaged(folder, progress)
     missing = [c for c in cells if not folder.has_cell(c.cell_id)]
     progress.say(f"{len(missing)} of {len(cells)} cells are missing")
     return measure(prepared, folder, progress)
+
+
+def tell_damaged(folder: RunFolder, progress: Progress) -> None:
+    """Set cells aside that cannot be read, and say that they are measured anew."""
+    for cell_id in folder.set_damaged_aside([c.cell_id for c in folder.manifest().cells]):
+        progress.say(f"{cell_id}: its files cannot be read, it is measured anew")

@@ -46,13 +46,15 @@ class ReferenceAdapter:
             raise EngineUsageError("the reference engine runs on one device: tensor_parallel = 1")
         if spec.max_model_len > config.max_positions:
             raise EngineUsageError(
-                f"max_model_len {spec.max_model_len}: {spec.target} has {config.max_positions} "
-                "positions; set a smaller one"
+                f"engine.max_model_len={spec.max_model_len}: {spec.target} has "
+                f"{config.max_positions} positions; set a smaller one"
             )
         if spec.drafter is None:
             return
         if not 1 <= spec.k <= 8:
-            raise EngineUsageError(f"k {spec.k}: the reference engine drafts 1 to 8 tokens")
+            raise EngineUsageError(
+                f"speculative.k={spec.k}: the reference engine drafts 1 to 8 tokens"
+            )
         check_forced(spec)
         _check_drafter(spec.drafter, spec.target)
 

@@ -12,6 +12,7 @@ from harness.analyse.fidelity import client_cautions
 from harness.analyse.integrity import total
 from harness.analyse.reconcile import acceptance_cautions
 from harness.analyse.statistics import sign_test
+from harness.errors import one_line
 from harness.measure.metrics import dropped
 from harness.records import (
     VARIANTS,
@@ -27,6 +28,8 @@ LATE_S = 0.05
 FEW_REQUESTS = 20
 FEW_TURNS = 3
 CUT_SHARE = 0.2
+ERRORS_TOLD = 3
+"""Messages of failed requests that a caution names, the commonest first."""
 
 
 def cell_cautions(
@@ -52,15 +55,25 @@ def _failed(data: CellData) -> Caution | None:
     )
     if not errors:
         return None
-    error, count = errors.most_common(1)[0]
+    told = [f"{n} with: {one_line(error, 160)}" for error, n in errors.most_common(ERRORS_TOLD)]
+    rest = errors.total() - sum(n for _, n in errors.most_common(ERRORS_TOLD))
+    if rest:
+        told.append(f"{rest} otherwise")
     return Caution(
         code="failed_requests",
-        text=(
-            f"{errors.total()} of {len(data.records)} requests failed, "
-            f"{count} of them with: {error}"
-        ),
-        advice="Figures are of the whole answers alone; see the engine's log.",
+        text=f"{errors.total()} of {len(data.records)} requests failed, {'; '.join(told)}",
+        advice=f"Figures are of the whole answers alone; {_failure_advice(data, errors)}.",
     )
+
+
+def _failure_advice(data: CellData, errors: Counter[str]) -> str:
+    if any("context length" in error.lower() for error in errors):
+        return (
+            "leave prompts that are too long out: workload.max_input_tokens, and target.path if "
+            "the server runs already"
+        )
+    # A server that was not started here has no start-up time, and no log in the run's folder.
+    return "see the server's own log" if data.timeline.ready_s is None else "see the engine's log"
 
 
 def _dropped(data: CellData, metrics: Metrics) -> Caution | None:
@@ -166,7 +179,7 @@ def _few_turns(run: RunData, engine: str) -> Caution | None:
 
 def _few_requests(run: RunData, engine: str) -> Caution | None:
     counts = {
-        (load_words(load), variant): sum(len(c.ok) for c in run.select(engine, variant, load))
+        (load, variant): sum(len(c.ok) for c in run.select(engine, variant, load))
         for load in run.loads(engine)
         for variant in VARIANTS
         if run.select(engine, variant, load)
@@ -177,9 +190,20 @@ def _few_requests(run: RunData, engine: str) -> Caution | None:
     (load, variant), n = min(few.items(), key=lambda item: item[1])
     return Caution(
         code="few_samples",
-        text=f"{engine}: only {n} whole answers for {variant} at {load}",
-        advice="Percentiles of so few are near the extremes; raise load.num_requests.",
+        text=f"{engine}: only {n} whole answers for {variant} at {load_words(load)}",
+        advice=f"Percentiles of so few are near the extremes; {_more_requests(load)}.",
     )
+
+
+def _more_requests(load: LoadPoint) -> str:
+    """How to have more of them: what ends a cell differs."""
+    if load.arrival in ("trace", "schedule"):  # it ends by itself
+        cut = ", or raise load.num_requests where it cuts it" if load.num_requests else ""
+        return f"raise compare.blocks, or give a longer {load.arrival}{cut}"
+    for key in ("duration_s", "num_output_tokens"):
+        if getattr(load, key) is not None:
+            return f"raise load.{key} or compare.blocks"
+    return "raise load.num_requests"
 
 
 def _many_failed(run: RunData, engine: str, load: LoadPoint) -> Caution | None:

@@ -9,13 +9,13 @@ from statistics import fmean
 
 import msgspec
 
-from harness.analyse.bracket import By, Judged, Look, Point, Search, bracket, points
+from harness.analyse.bracket import By, Judged, Look, Point, Search, bracket, next_value, points
 from harness.analyse.data import CellData, RunData
 from harness.analyse.statistics import autocorrelation_time, wilson
 from harness.measure.metrics import cell_metrics
 from harness.measure.slo import Slo, attained, meets, slo_of, strain
 from harness.measure.steady import ended_ns, placed_ns, steady_window
-from harness.records import SCHEMA_VERSION, Metrics, Record, RequestRecord, Variant
+from harness.records import SCHEMA_VERSION, VARIANTS, Metrics, Record, RequestRecord, Variant
 
 
 class Figures(Record, frozen=True, kw_only=True):
@@ -40,6 +40,8 @@ class Figures(Record, frozen=True, kw_only=True):
 class Probe(Record, frozen=True, kw_only=True):
     """One load that was tried: `met` of `requests` met the levels, `low` to `high` the interval.
 
+    `failed`: requests of its cells that failed; those in the steady window count as missed.
+
     `independent`: how many independent requests they count for, as they share a queue.
     `overloaded`: it had no steady state, or the server refused so much that the cell was given up.
     """
@@ -55,12 +57,14 @@ class Probe(Record, frozen=True, kw_only=True):
     judged: Judged
     overloaded: bool
     figures: Figures
+    failed: int = 0
 
 
 class VariantCapacity(Record, frozen=True, kw_only=True):
     """One variant's answer. `highest_met` None: no load was shown to hold the levels.
 
     `lowest_missed` None: no load was shown to break them. `undecided` loads lie between.
+    `finished` False: the search was cut short, and would have looked at `next_load`.
     """
 
     engine: str
@@ -69,6 +73,8 @@ class VariantCapacity(Record, frozen=True, kw_only=True):
     lowest_missed: float | None
     undecided: tuple[float, ...]
     probes: tuple[Probe, ...]
+    finished: bool = True
+    next_load: float | None = None
 
 
 class Capacity(Record, frozen=True, kw_only=True):
@@ -141,7 +147,7 @@ def tau_of(records: Sequence[RequestRecord], slo: Slo) -> float:
 def capacity_of(run: RunData, search: Search) -> Capacity:
     """The answer that the saved cells give."""
     slo = slo_of(run.plan(run.engines()[0]))
-    sides = dict.fromkeys((c.cell.engine, c.cell.variant) for c in run.cells)
+    sides = dict.fromkeys([*_searched(run), *((c.cell.engine, c.cell.variant) for c in run.cells)])
     return Capacity(
         schema_version=SCHEMA_VERSION,
         run_id=run.manifest.run_id,
@@ -156,6 +162,16 @@ def capacity_of(run: RunData, search: Search) -> Capacity:
     )
 
 
+SEARCHED = "searched"
+"""The key of a manifest's plan that tells each engine's variants to be searched."""
+
+
+def _searched(run: RunData) -> list[tuple[str, Variant]]:
+    """The variants that the search was to look at, also those it did not come to."""
+    told = run.manifest.plan.get(SEARCHED, {})
+    return [(engine, v) for engine, its in told.items() for v in VARIANTS if v in its]
+
+
 def gpus_of(run: RunData, engine: str) -> int | None:
     """How many GPUs serve; None for a CPU, and for a server that someone else started."""
     told = run.plan(engine)["engine"]
@@ -168,6 +184,7 @@ def _variant(run: RunData, engine: str, variant: Variant, search: Search) -> Var
     cells = run.select(engine, variant)
     looks = [look_of(c, slo, search) for c in cells]
     found = bracket(looks, search)
+    coming = next_value(looks, search)
     by_value: dict[float, list[CellData]] = {}
     for look, data in zip(looks, cells, strict=True):
         by_value.setdefault(look.value, []).append(data)
@@ -178,6 +195,8 @@ def _variant(run: RunData, engine: str, variant: Variant, search: Search) -> Var
         lowest_missed=found.lowest_missed,
         undecided=found.undecided,
         probes=tuple(_probe(p, by_value[p.value], slo, gpus) for p in points(looks, search)),
+        finished=coming is None,
+        next_load=coming,
     )
 
 
@@ -195,6 +214,7 @@ def _probe(point: Point, cells: list[CellData], slo: Slo, gpus: int | None) -> P
         judged=point.judged,
         overloaded=point.overloaded,
         figures=_figures(figures, gpus),
+        failed=sum(r.status == "failed" for c in cells for r in c.records),
     )
 
 

@@ -36,14 +36,17 @@ def _forced(run: RunData, engine: str) -> Caution | None:
 def _below_break_even(speed: Speed) -> Caution | None:
     if speed.decode.value >= 1:
         return None
+    # One start of each variant, or an interval that holds 1: it may be so, and may not.
+    sure = speed.decode.ci_high is not None and speed.decode.ci_high < 1
     return Caution(
         code="below_break_even",
         text=(
             f"{speed.engine} at {load_words(speed.load)}: {speed.tokens_per_step.value:.2f} tokens "
-            "a step do not pay for verify steps that cost "
-            f"{speed.relative_step_cost.value:.2f} baseline tokens"
+            + ("a step do not pay" if sure else "a step may not pay, which is undecided,")
+            + f" for verify steps that cost {speed.relative_step_cost.value:.2f} baseline tokens"
         ),
-        advice="Lower speculative.k or the load, or train a better drafter.",
+        advice=("" if sure else "Measure more before you believe a loss; then: ")
+        + "Lower speculative.k or the load, or train a better drafter.",
     )
 
 

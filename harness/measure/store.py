@@ -192,6 +192,24 @@ class RunFolder:
         """Those of `cell_ids` that have been saved, whole or interrupted."""
         return [c for c in cell_ids if (self.cell(c) / TIMELINE).exists()]
 
+    def set_damaged_aside(self, cell_ids: Sequence[str]) -> list[str]:
+        """Those of `cell_ids` whose files cannot be read; their folders are renamed, not removed.
+
+        So they are measured anew, and what can still be saved of them is not lost.
+        """
+        damaged = []
+        for cell_id in self.saved_cells(cell_ids):
+            try:
+                self.requests(cell_id)
+                self.counters(cell_id)
+                self.timeline(cell_id)
+            except UsageError:
+                damaged.append(cell_id)
+                final = self.cell(cell_id)
+                aside = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{cell_id}-damaged-"))
+                os.replace(final, aside)
+        return damaged
+
     def requests(self, cell_id: str) -> list[RequestRecord]:
         """The cell's request records, by index."""
         return read_requests(self.cell(cell_id) / REQUESTS)
@@ -286,5 +304,5 @@ def read_requests(path: Path) -> list[RequestRecord]:
     except (pa.ArrowException, OSError, msgspec.ValidationError) as error:
         raise UsageError(
             f"{path}: cannot be read as version {SCHEMA_VERSION} ({str(error)[:160]}); "
-            "to measure the cell anew remove its folder and resume the run"
+            "`python -m harness resume` measures the cell anew; remove its folder to go without it"
         ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tomllib
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,4 +164,19 @@ def build(source: Source, engine: str, sets: list[str]) -> Plan:
     to_plan(plan, source.where)  # blame the file for its own mistakes before --set is laid on
     for item in sets:
         put(plan, *parse_set(item))
-    return to_plan(plan, "--set" if sets else source.where)
+    built = to_plan(plan, "--set" if sets else source.where)
+    load = built.load
+    others = (load.concurrency, load.request_rate, load.schedule, load.trace)
+    some = load.arrival == "burst" or any(other is not None for other in others)
+    if set_to_none(sets, "load.concurrency") and not some:
+        raise UsageError(
+            "--set load.concurrency=none: no load is left; give load.request_rate, load.schedule "
+            "or load.trace as well, or a concurrency"
+        )
+    return built
+
+
+def set_to_none(sets: Sequence[str], key: str) -> bool:
+    """Whether the last `--set` of `key` sets it to none."""
+    said = [value for name, value in map(parse_set, sets) if name == key]
+    return bool(said) and said[-1] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,8 +51,9 @@ def render_text(found: Capacity, width: int = 100) -> str:
         for column in (load_unit(found.by), *COLUMNS):
             table.add_column(column, justify="right", overflow="fold")
         for probe in side.probes:
-            table.add_row(*_row(probe, found))
-        console.print(table)
+            table.add_row(*_row(probe))
+        if side.probes:
+            console.print(table)
     return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
 
 
@@ -61,7 +63,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _row(probe: Probe, found: Capacity) -> list[str]:
+def _row(probe: Probe) -> list[str]:
     figures = probe.figures
     return [
         f"{probe.value:g}",
@@ -75,6 +77,28 @@ def _row(probe: Probe, found: Capacity) -> list[str]:
     ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProbeTable:
+    """The loads that one variant was tried at, as plain strings."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+
+
+def tables(found: Capacity) -> list[ProbeTable]:
+    """A table for each variant that was looked at."""
+    return [
+        ProbeTable(
+            name=words.one_line(f"{side.engine}, {side.variant}", 80),
+            columns=(load_unit(found.by), *COLUMNS),
+            rows=[_row(probe) for probe in side.probes],
+        )
+        for side in found.variants
+        if side.probes
+    ]
+
+
 def sentences(found: Capacity) -> list[str]:
     """The answer: what is held, up to where, and how the variants compare."""
     told = [
@@ -84,9 +108,25 @@ def sentences(found: Capacity) -> list[str]:
     for side in found.variants:
         name = words.one_line(f"{side.engine} {side.variant}", 80)
         told.append(f"  {name}: {_up_to(side, found.by)}")
+    if not found.variants:
+        told.append("  No load was looked at yet.")
     for engine in dict.fromkeys(side.engine for side in found.variants):
         told.extend(_compared(engine, [s for s in found.variants if s.engine == engine]))
+    if not all(side.finished for side in found.variants) or not found.variants:
+        told.append("The search was cut short: `python -m harness resume RUN` goes on with it.")
+    failed = sum(probe.failed for side in found.variants for probe in side.probes)
+    if failed:
+        told.append(
+            f"{words.plural(failed, 'request')} failed; a failed request is not within the levels. "
+            "The report's cautions say why they failed."
+        )
     return told
+
+
+def paragraphs(found: Capacity) -> list[str]:
+    """The same sentences for a page, each with its end."""
+    each = [sentence.strip() for sentence in sentences(found)]
+    return [s if s.endswith((".", ":")) else f"{s}." for s in each]
 
 
 def _compared(engine: str, sides: Sequence[VariantCapacity]) -> list[str]:
@@ -112,10 +152,16 @@ def _up_to(side: VariantCapacity, by: By) -> str:
     missed = "" if side.lowest_missed is None else f"missed at {side.lowest_missed:g}"
     doubt = ", ".join(f"{v:g}" for v in side.undecided)
     rest = "; ".join(part for part in (missed, doubt and f"undecided at {doubt}") if part)
+    if not side.probes:
+        return "no load was looked at yet"
+    if side.highest_met is None and not side.finished:
+        return f"shown to hold at no load before the search was cut short ({rest})"
     if side.highest_met is None:
-        return f"held at no load that was tried ({rest or 'nothing was measured'})"
+        no_load = "shown to hold at no load" if doubt else "held at no load"
+        return f"{no_load} that was tried ({rest or 'nothing was measured'})"
     return f"held up to {at_load(by, side.highest_met)}" + (
-        f" ({rest})" if rest else ", the highest tried"
+        (f" ({rest})" if rest else ", the highest tried")
+        + ("" if side.finished else ", before the search was cut short")
     )
 
 

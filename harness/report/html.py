@@ -23,7 +23,7 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     found = frontier.read(run_dir)
     plots = [*(frontier.plots(found) if found else []), *make_plots(run)]
-    page = make_page(run, plots)
+    page = make_page(run, plots, found)
     folder = run_dir / "plots"
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.svg"):

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from harness.analyse.frontier import Capacity
 from harness.records import (
     Acceptance,
     Caution,
@@ -20,6 +21,7 @@ from harness.records import (
 )
 from harness.report import speed, view, words
 from harness.report.acceptance import acceptance_tables
+from harness.report.frontier import ProbeTable, paragraphs, tables
 from harness.report.output import OUTPUT_COLUMNS, output_rows
 from harness.report.run_data import RunData
 from harness.report.style import Plot
@@ -134,6 +136,7 @@ class Page:
     meta: str
     standing: str
     verdict: list[str]
+    probes: list[ProbeTable]
     sections: list[tuple[str, str]]
     failures: list[str]
     cautions: list[dict[str, str]]
@@ -150,8 +153,8 @@ class Page:
     definitions: tuple[tuple[str, str], ...]
 
 
-def make_page(run: RunData, plots: list[Plot]) -> Page:
-    """Everything a report says of `run`."""
+def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) -> Page:
+    """Everything a report says of `run`; `found`: the answer of a capacity search, told first."""
     summary, manifest = run.summary, run.manifest
     groups = view.groups(summary)
     failures = [*map(words.one_line, summary.failures), *_request_failures(run)]
@@ -159,6 +162,7 @@ def make_page(run: RunData, plots: list[Plot]) -> Page:
     void = summary.void is not None
     output = output_rows(summary)
     sections = [
+        *([("probes", "Probes")] if found and any(s.probes for s in found.variants) else []),
         *([("failures", f"Failures ({len(failures)})")] if failures else []),
         *([("cautions", f"Cautions ({len(cautions)})")] if cautions else []),
         ("results", "Results"),
@@ -173,8 +177,9 @@ def make_page(run: RunData, plots: list[Plot]) -> Page:
         run_id=words.one_line(summary.run_id, 120),
         schema=words.one_line(summary.schema_version, 20),
         meta=_meta(run),
-        standing=standing(summary),
-        verdict=verdict_sentences(summary),
+        standing="capacity" if found else standing(summary),
+        verdict=paragraphs(found) if found else verdict_sentences(summary),
+        probes=tables(found) if found else [],
         sections=sections,
         failures=failures,
         cautions=cautions,

@@ -311,7 +311,10 @@ def _notes(summary: Summary) -> list[RenderableType]:
     if placed:
         parts.append(Text("Cautions", style="bold yellow"))
     for item in placed:
-        where = f" [{len(item.cells)} cells]" if len(item.cells) > 1 else ""
+        first = "".join(item.cells[:1])
+        more = f" and {len(item.cells) - 1} more" if len(item.cells) > 1 else ""
+        known = not first or item.caution.text.startswith(first)  # the text may name it itself
+        where = "" if known else f" [{first}{more}]"
         text = f"{item.caution.code}: {item.caution.text}{where}"
         parts.append(Padding(Text(words.one_line(text, 600)), (0, 0, 0, 2)))
         if item.caution.advice:

@@ -375,17 +375,23 @@ def _category(parts: Sequence[CategoryFigures]) -> CategorySide | None:
 
 
 def cautions(summary: Summary) -> tuple[PlacedCaution, ...]:
-    """The cautions of the run and of its cells, each text once with all the cells it names."""
-    places: dict[tuple[str, str, str], tuple[Caution, list[str]]] = {}
-    for caution in summary.cautions:
-        places.setdefault((caution.code, caution.text, caution.advice), (caution, []))
+    """The cautions of the run, then those of its cells: each advice once, with all its cells.
+
+    Where the cells' figures differ the first cell's text stands for all.
+    """
+    found = [PlacedCaution(caution=c, cells=()) for c in dict.fromkeys(summary.cautions)]
+    places: dict[tuple[str, str], list[tuple[str, Caution]]] = {}
     for cell in summary.cells:
         for caution in cell.cautions:
-            key = (caution.code, caution.text, caution.advice)
-            places.setdefault(key, (caution, []))[1].append(cell.cell_id)
-    return tuple(
-        PlacedCaution(caution=caution, cells=tuple(cells)) for caution, cells in places.values()
-    )
+            places.setdefault((caution.code, caution.advice), []).append((cell.cell_id, caution))
+    for told in places.values():
+        first, caution = told[0]
+        if any(other.text != caution.text for _, other in told):
+            more = words.plural(len(told) - 1, "more cell")
+            text = f"{first}: {caution.text}; the like in {more}"
+            caution = Caution(code=caution.code, text=text, advice=caution.advice)
+        found.append(PlacedCaution(caution=caution, cells=tuple(cell for cell, _ in told)))
+    return tuple(found)
 
 
 def variants(summary: Summary) -> tuple[Variant, ...]:

@@ -3,6 +3,7 @@
 python scripted_engine.py PORT_FILE [--drafts K] [--no-metrics] [--die-after N] [--step-ms MS]
     [--wrong-every N] [--wrong-step N] [--refuse STATUS] [--slots N] [--refuse-above N]
     [--tokens N] [--loop] [--shift NATS] [--tie] [--no-logprobs] [--lie KIND] [--lie-from N]
+    [--max-model-len N]
 
 It answers 12 tokens a request, one a step; with --drafts every step carries three (two drafts of
 K accepted, and the bonus). With --slots it answers as many at once, the others wait; with
@@ -58,7 +59,8 @@ class Engine:
 
     async def answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "/v1/models":
-            self.whole(writer, json.dumps({"data": [{"id": "scripted"}]}))
+            model = {"id": "scripted", "max_model_len": self.options.max_model_len}
+            self.whole(writer, json.dumps({"data": [model]}))
         elif path == "/metrics" and self.lies("scrape-fails"):
             self.whole(writer, "internal error", "text/plain", status=500)
         elif path == "/metrics" and not self.options.no_metrics:
@@ -190,6 +192,7 @@ async def main() -> None:
     parser.add_argument("--no-logprobs", action="store_true")
     parser.add_argument("--refuse", type=int, default=0)
     parser.add_argument("--refuse-above", type=int, default=10_000)
+    parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--slots", type=int, default=10_000)
     parser.add_argument("--lie", default="")
     parser.add_argument("--lie-from", type=int, default=1)

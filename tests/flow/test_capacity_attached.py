@@ -93,13 +93,43 @@ def test_a_search_that_is_cut_short_goes_on_from_its_looks(start: Start, tmp_pat
     kept = {c: (folder / "cells" / c / "requests.parquet").read_bytes()
             for p in before["probes"] for c in p["cells"]}  # fmt: skip
     assert kept
+    assert before["finished"] is False
+    assert "The search was cut short" in told
+    assert "The search was cut short" in (folder / "report.html").read_text()
     done = harness("resume", str(folder))
     assert done.returncode == 0, done.stderr
     (after,) = json.loads((folder / "capacity.json").read_text())["variants"]
     assert after["highest_met"] == 2
+    assert after["finished"] is True
+    assert "cut short" not in done.stdout
     assert len(after["probes"]) > len(before["probes"])
     for name, data in kept.items():
         assert (folder / "cells" / name / "requests.parquet").read_bytes() == data
+
+
+def test_a_damaged_look_is_measured_anew_and_counted_once(start: Start, tmp_path: Path) -> None:
+    options = ["--url", start("--slots", "2"), *QUICK, "--by", "concurrency", "--most", "2"]
+    done = harness("capacity", *options, "--slo", "ttft=5", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip().splitlines()[-1])
+    (before,) = json.loads((folder / "capacity.json").read_text())["variants"]
+    names = before["probes"][-1]["cells"]
+    for name in names:
+        (folder / "cells" / name / "requests.parquet").write_bytes(b"torn")
+    stuck = harness("analyse", str(folder))
+    assert stuck.returncode == 2
+    assert "harness resume` measures the cell anew" in stuck.stderr
+    again = harness("resume", str(folder))
+    assert again.returncode == 0, again.stderr
+    assert all(f"{name}: its files cannot be read" in again.stderr for name in names)
+    (after,) = json.loads((folder / "capacity.json").read_text())["variants"]
+    assert after["highest_met"] == before["highest_met"] == 2
+    assert after["probes"][-1]["cells"][0] == names[0]
+    assert all(len(p["cells"]) == len(set(p["cells"])) for p in after["probes"])
+    manifest = json.loads((folder / "manifest.json").read_text())
+    named = [c["cell_id"] for c in manifest["cells"]]
+    assert len(named) == len(set(named))
+    assert any((folder / "cells").glob(f".{names[0]}-damaged-*/requests.parquet"))
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,17 @@ def test_json_puts_the_summary_alone_on_stdout(start: Start, prompts: Path, tmp_
     assert Path(done.stderr.strip().splitlines()[-1]).is_dir()
 
 
+def test_the_servers_context_leaves_long_built_in_prompts_out(start: Start, tmp_path: Path) -> None:
+    url = start("--max-model-len", "2048")
+    more = ["--set", "load.num_requests=120", "--set", "load.concurrency=16"]
+    done, summary, _ = run_against(tmp_path, Path("builtin"), [url], *more)
+    assert done.returncode == 0, done.stderr
+    assert "openai: 6 of 103 built-in prompts are left out" in done.stderr
+    assert "target.path makes it exact" in done.stderr
+    assert "; model scripted; " in done.stderr
+    assert summary["cells"]
+
+
 @pytest.mark.parametrize(
     ("options", "variant"), [(("--drafts", "3"), "speculative"), ((), "baseline")]
 )

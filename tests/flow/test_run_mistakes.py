@@ -59,8 +59,14 @@ def mistakes(tmp_path: Path) -> list[tuple[list[str], str]]:
         (["run", "--engine", "openai"], "give its --url"),
         (["run", "--engine", "vllm", "--engine", "sglang", "--url", "http://a"], "one --engine"),
         (["run", "--set", "target.path=/no/such/model"], "/no/such/model"),
-        (["run", "--variants", "baseline", "--set", "target.path=/no/such"], "no such folder"),
-        (["run", "--set", "drafter.path=/no/drafter"], "/no/drafter: no such folder"),
+        (
+            ["run", "--variants", "baseline", "--set", "target.path=/no/such"],
+            "target.path=/no/such: no",
+        ),
+        (["run", "--set", "drafter.path=/no/drafter"], "drafter.path=/no/drafter: no such folder"),
+        (["run", "--profile", "model"], "target.path is not set; give --set target.path=DIR"),
+        (["run", "--set", "drafter.path=none", "--variants", "speculative"], "drafter.path=none"),
+        (["run", "--set", "load.concurrency=none"], "load.concurrency=none: no load is left"),
         (["run", "--set", "workload.dataset=no.jsonl"], "no such file"),
         (["run", "--set", "workload.dataset=random"], "workload.input_tokens=512"),
         (["run", "--set", "load.num_requests=1", "--set", "load.duration_s=1"], "not both"),
@@ -87,7 +93,7 @@ def mistakes(tmp_path: Path) -> list[tuple[list[str], str]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", range(43))
 def test_a_mistake_is_one_line_and_exit_code_2(
     number: int,
     tmp_path: Path,
@@ -95,7 +101,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     every = mistakes(tmp_path)
-    assert len(every) == 40
+    assert len(every) == 43
     arguments, needle = every[number]
     if arguments[0] == "run":
         arguments = [*arguments, "--out", str(tmp_path / "out")]

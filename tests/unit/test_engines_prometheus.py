@@ -10,7 +10,7 @@ import pytest
 
 from engines.catalog import adapter, names
 from engines.prometheus import parse, total, total_by_position
-from harness.attach import model_names
+from harness.attach import Served, served_models
 from harness.measure import fetch as fetch_module
 from harness.measure.counters import CounterReader
 from harness.measure.fetch import FetchError, fetch
@@ -108,9 +108,14 @@ def test_a_fetch_is_bounded_in_bytes_and_in_time(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_no_model_in_a_strange_answer(body: bytes) -> None:
-    assert model_names(body) == []
+    assert served_models(body) == []
 
 
-def test_models_are_named() -> None:
-    body = b'{"object": "list", "data": [{"id": "a", "root": 1}, {"id": "b"}]}'
-    assert model_names(body) == ["a", "b"]
+def test_models_are_named_with_their_context() -> None:
+    body = (
+        b'{"object": "list", "data": [{"id": "a", "root": 1, "max_model_len": 2048}, {"id": "b"}, '
+        b'{"id": "c", "max_model_len": "4k"}, {"id": "d", "max_model_len": -1}]}'
+    )
+    assert served_models(body) == [
+        Served(name="a", context=2048), Served(name="b"), Served(name="c"), Served(name="d"),
+    ]  # fmt: skip

@@ -23,7 +23,7 @@ from harness.plan.schema import (
     SamplingSection,
     WorkloadSection,
 )
-from harness.records import ClientFigures, DraftCounts, LaunchRecord, Summary, Timeline
+from harness.records import ClientFigures, DraftCounts, LaunchRecord, LoadPoint, Summary, Timeline
 
 COUNTS = DraftCounts(drafts=20, drafted=60, accepted=30, per_position=(15, 10, 5))
 POSITIVE = st.floats(1e-3, 1e3)
@@ -236,6 +236,45 @@ def test_cautions_about_outputs_accuracy_and_break_even() -> None:
     # Length 2.5 at 1/1.5 of the speed: break-even at 3.75.
     assert "2.50" in advice["below_break_even"].text
     assert "3.75" in advice["below_break_even"].text
+
+
+def test_a_loss_that_is_undecided_is_no_caution_of_a_loss() -> None:
+    cells = []
+    for repeat, factor in enumerate((0.8, 1.5, 1.2)):
+        cells.append(cell("baseline", repeat, scaled(1.0)))
+        cells.append(cell("speculative", repeat, scaled(factor), counted=counters(COUNTS)))
+    told = {c.code: c for c in summarise(run_of(cells)).cautions}["below_break_even"]
+    assert "may not pay, which is undecided," in told.text
+    assert " (" in told.text.partition("that cost ")[2], "the interval of the cost is told"
+    assert "before you believe a loss" in told.advice
+
+
+def test_every_error_of_failed_requests_is_counted_and_the_advice_fits_the_server() -> None:
+    errors = ["a", "a", "b", "c", "d", "d", "d"]
+    records = [*scaled(1.0), *(failed(index=20 + i, error=e) for i, e in enumerate(errors))]
+    (told,) = summarise(run_of([cell("baseline", 0, records)])).cells[0].cautions
+    assert told.text == "7 of 17 requests failed, 3 with: d; 2 with: a; 1 with: b; 1 otherwise"
+    assert "the engine's log" in told.advice
+    attached = cell("baseline", 0, records, time=timeline(ready_s=None))
+    (told,) = summarise(run_of([attached])).cells[0].cautions
+    assert "the server's own log" in told.advice
+    long = failed(index=11, error="HTTP 400: This model's maximum context length is 9 tokens")
+    (told,) = summarise(run_of([cell("baseline", 0, [*scaled(1.0), long])])).cells[0].cautions
+    assert "workload.max_input_tokens" in told.advice
+
+
+@pytest.mark.parametrize(
+    ("load", "advice"),
+    [
+        (C1, "raise load.num_requests"),
+        (LoadPoint(mode="closed", concurrency=1, duration_s=3.0), "raise load.duration_s"),
+        (LoadPoint(mode="open", arrival="trace", trace="t.jsonl"), "a longer trace"),
+    ],
+)
+def test_the_way_to_more_answers_is_that_of_the_load(load: LoadPoint, advice: str) -> None:
+    run = run_of([cell("baseline", 0, scaled(1.0, 3), load=load)])
+    told = {c.code: c for c in summarise(run).cautions}["few_samples"]
+    assert advice in told.advice
 
 
 def test_cautions_about_a_cell() -> None:

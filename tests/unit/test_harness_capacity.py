@@ -21,6 +21,7 @@ from harness.measure.slo import Slo
 from harness.plan.schema import Plan, SloSection
 from harness.records import LoadPoint, Variant
 from harness.report import frontier
+from harness.report.html import write_report
 
 SEARCH = Search(requests=57)
 
@@ -70,10 +71,60 @@ def test_an_answer_in_words() -> None:
 
 def test_no_load_held_and_no_load_missed_are_said() -> None:
     plan = Plan(slo=SloSection(ttft_s=0.2))
-    none = capacity_of(run_of([at(1.0, "baseline", 0, 57)], plan=plan), SEARCH)
+    search = msgspec.structs.replace(SEARCH, lowest=1.0, highest=1.0)
+    none = capacity_of(run_of([at(1.0, "baseline", 0, 57)], plan=plan), search)
     assert "held at no load" in frontier.render_text(none)
-    most = capacity_of(run_of([at(1.0, "baseline", 57, 57)], plan=plan), SEARCH)
+    most = capacity_of(run_of([at(1.0, "baseline", 57, 57)], plan=plan), search)
     assert "held up to 1 requests/s, the highest tried" in frontier.render_text(most)
+    some = capacity_of(
+        run_of([at(1.0, "baseline", 50, 57, b) for b in range(4)], plan=plan), search
+    )
+    assert "shown to hold at no load that was tried (undecided at 1)" in frontier.render_text(some)
+    for found in (none, most, some):
+        assert found.variants[0].finished
+        assert "cut short" not in frontier.render_text(found)
+
+
+def test_a_search_that_was_cut_short_says_so() -> None:
+    plan = Plan(slo=SloSection(ttft_s=0.2))
+    run = run_of([at(1.0, "baseline", 50, 57)], plan=plan)
+    told = {**run.manifest.plan, "searched": {"reference": ["baseline", "speculative"]}}
+    run = msgspec.structs.replace(run, manifest=msgspec.structs.replace(run.manifest, plan=told))
+    found = capacity_of(run, SEARCH)
+    base, spec = found.variants
+    assert (base.finished, base.next_load) == (False, 1.0)
+    assert (spec.finished, spec.probes) == (False, ())
+    text = frontier.render_text(found)
+    assert "shown to hold at no load before the search was cut short (undecided at 1)" in text
+    assert "reference speculative: no load was looked at yet" in text
+    assert "harness resume RUN` goes on with it" in text
+    nothing = capacity_of(run_of([], plan=plan), SEARCH)
+    assert "No load was looked at yet." in frontier.render_text(nothing)
+    one = capacity_of(run_of([at(1.0, "baseline", 57, 57)], plan=plan), SEARCH)
+    assert "the highest tried, before the search was cut short" in frontier.render_text(one)
+
+
+def test_requests_that_failed_are_told_beside_the_answer() -> None:
+    data = cell("baseline", 0, [request(), failed(index=1)], load=C1)
+    found = capacity_of(run_of([data]), Search(by="concurrency"))
+    assert found.variants[0].probes[0].failed == 1
+    assert "1 request failed; a failed request is not within" in frontier.render_text(found)
+
+
+def test_the_report_begins_with_the_answer_and_the_probes(tmp_path: Path) -> None:
+    run = a_run()
+    (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(run.manifest))
+    (tmp_path / "summary.json").write_bytes(msgspec.json.encode(summarise(run)))
+    (tmp_path / "capacity.json").write_bytes(msgspec.json.encode(capacity_of(run, SEARCH)))
+    page = write_report(tmp_path).read_text()
+    marked = (tmp_path / "report.md").read_text()
+    marks = ('id="probes"', 'id="results"'), ("## Probes", "## Results")
+    for text, (probes, results) in zip((page, marked), marks, strict=True):
+        answer = text.index("reference baseline: held up to 1 requests/s (missed at 2)")
+        assert answer < text.index(probes) < text.index(results)
+    assert "| 2 | 107 of 114 |" in marked
+    assert "<td>107 of 114</td>" in page
+    assert "before the search was cut short. reference speculative: held" in marked
 
 
 def test_an_overload_is_told_by_its_growth_and_by_refusals() -> None:

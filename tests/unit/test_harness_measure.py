@@ -369,6 +369,20 @@ def test_a_saved_cell_is_whole_and_replaces_an_interrupted_one(tmp_path: Path) -
     }  # fmt: skip
 
 
+def test_cells_that_cannot_be_read_are_set_aside_and_kept(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for name in ("whole", "torn", "bare"):
+        folder.save_cell(name, [request()], counters(), timeline(), None)
+    (folder.cell("torn") / "requests.parquet").write_bytes(b"PAR1")
+    (folder.cell("bare") / "counters.json").unlink()
+    assert folder.set_damaged_aside(["whole", "torn", "bare", "none"]) == ["torn", "bare"]
+    assert folder.saved_cells(["whole", "torn", "bare"]) == ["whole"]
+    (kept,) = (tmp_path / "cells").glob(".torn-damaged-*/requests.parquet")
+    assert kept.read_bytes() == b"PAR1"
+    folder.save_cell("torn", [request()], counters(), timeline(), None)
+    assert folder.set_damaged_aside(["torn"]) == []
+
+
 def test_a_second_try_of_a_launch_has_a_folder_of_its_own(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     names = [folder.new_launch("x").name for _ in range(11)]

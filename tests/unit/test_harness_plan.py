@@ -245,3 +245,12 @@ def test_an_open_loop_of_more_requests_than_a_cell_holds() -> None:
 def test_an_entry_of_a_free_table_needs_a_name() -> None:
     with pytest.raises(UsageError, match="a name is wanted"):
         parse_set("engine.extra_env.=1")
+
+
+def test_no_concurrency_needs_another_load() -> None:
+    demo = read_profile("demo")
+    with pytest.raises(UsageError, match="no load is left"):
+        build(demo, "reference", ["load.concurrency=none"])
+    for other in ("load.request_rate=2", "load.trace=t.jsonl", "load.arrival=burst"):
+        assert build(demo, "reference", ["load.concurrency=none", other]).load.concurrency is None
+    assert build(demo, "reference", ["load.concurrency=none", "load.concurrency=2"])

@@ -181,9 +181,9 @@ def test_adapter_check_names_what_is_wrong(folder: Path, tmp_path: Path) -> None
     adapter = ReferenceAdapter()
     with pytest.raises(EngineUsageError, match="no such file"):
         adapter.check(_spec(tmp_path / "none"))
-    with pytest.raises(EngineUsageError, match="max_model_len 999"):
+    with pytest.raises(EngineUsageError, match=r"engine\.max_model_len=999"):
         adapter.check(_spec(folder, max_model_len=999))
-    with pytest.raises(EngineUsageError, match="k 9"):
+    with pytest.raises(EngineUsageError, match=r"speculative\.k=9"):
         adapter.check(_spec(folder, drafter=tmp_path, k=9))
     with pytest.raises(EngineUsageError, match=str(tmp_path)):
         adapter.check(_spec(folder, drafter=tmp_path))

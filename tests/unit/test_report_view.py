@@ -132,3 +132,15 @@ def test_a_caution_is_told_once_with_its_cells() -> None:
     placed = view.cautions(made.summary(cells=cells))
     assert [p.caution.code for p in placed] == ["few-blocks", "short"]
     assert placed[1].cells == ("reference-baseline-c1-r0", "reference-baseline-c1-r1")
+
+
+def test_cautions_that_differ_in_figures_alone_are_told_once() -> None:
+    cells = tuple(
+        made.cell("baseline", r, cautions=(Caution(code="lag", text=f"{r} ms", advice="more"),))
+        for r in range(3)
+    )
+    placed = [p for p in view.cautions(made.summary(cells=cells)) if p.caution.code == "lag"]
+    assert [p.caution.text for p in placed] == [
+        "reference-baseline-c1-r0: 0 ms; the like in 2 more cells"
+    ]
+    assert len(placed[0].cells) == 3

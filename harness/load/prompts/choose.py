@@ -138,16 +138,24 @@ def fitting(
     return kept
 
 
+def surely_fits(prompt: Prompt, context: int) -> bool:
+    """Whether the prompt is shorter than the context whatever the tokenizer.
+
+    A token is a byte or more, but for what the template adds.
+    """
+    if prompt.token_ids is not None:
+        return len(prompt.token_ids) < context
+    return len(said_texts(prompt).encode()) + TEMPLATE_TOKENS < context
+
+
 def _length_near(prompt: Prompt, tokens: TargetTokenizer, context: int) -> int | None:
     """The prompt's length where it may reach the context; None where it is surely shorter."""
     if prompt.token_ids is not None:
         return len(prompt.token_ids)
-    text = said_texts(prompt)
-    # A token is a byte or more, but for what the template adds: most need no counting.
-    if len(text.encode()) + TEMPLATE_TOKENS < context:
+    if surely_fits(prompt, context):  # most need no counting
         return None
     try:
-        return tokens.count(text)
+        return tokens.count(said_texts(prompt))
     except UsageError:
         return None
 
