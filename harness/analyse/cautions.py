@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from harness.analyse.acceptance import disagreements, pooled_acceptance
 from harness.analyse.compare import load_words
+from harness.analyse.cut import answers_cut, trace_cut
 from harness.analyse.data import MOST_FAILED, CellData, RunData, pairs
 from harness.analyse.fidelity import client_cautions
 from harness.analyse.integrity import total
@@ -26,7 +27,6 @@ LATE_S = 0.05
 FEW_REQUESTS = 20
 FEW_TURNS = 3
 OTHER_TRAFFIC = 0.02
-CUT_SHARE = 0.2
 
 
 def cell_cautions(
@@ -37,6 +37,7 @@ def cell_cautions(
         _failed(data),
         _dropped(data, metrics),
         _retried(data),
+        trace_cut(data),
         _not_steady(metrics),
         _late(metrics),
         *client_cautions(data, metrics),
@@ -186,7 +187,7 @@ def run_cautions(
         found.append(_few_requests(run, engine))
         found.append(_repeated_prompts(run, engine))
         found.append(_made_prompts(run, engine))
-        found.append(_cut(run, engine))
+        found.append(answers_cut(run, engine))
         found.append(_diverged(run, engine, integrity))
         found.append(_accuracy(run, engine))
         for load in run.loads(engine):
@@ -272,18 +273,6 @@ def _made_prompts(run: RunData, engine: str) -> Caution | None:
         code=f"{dataset}_prompts",
         text=f"{engine}: the prompts are {what}, and acceptance on such prompts means nothing",
         advice="They show what load does; judge a drafter, and its speed, on prompts like yours.",
-    )
-
-
-def _cut(run: RunData, engine: str) -> Caution | None:
-    ok = [r for c in run.select(engine) for r in c.ok]
-    cut = sum(r.finish_reason == "length" for r in ok)
-    if not ok or cut <= CUT_SHARE * len(ok):
-        return None
-    return Caution(
-        code="answers_cut",
-        text=f"{engine}: {cut} of {len(ok)} answers ended at the limit of workload.output_tokens",
-        advice="Loops end so too, and loops inflate acceptance: look at the outputs.",
     )
 
 

@@ -17,12 +17,13 @@ from harness.measure.store import to_json
 from harness.plan.schema import (
     CompareSection,
     EngineSection,
+    Length,
     LoadSection,
     Plan,
     SamplingSection,
     WorkloadSection,
 )
-from harness.records import ClientFigures, DraftCounts, LaunchRecord, Summary, Timeline
+from harness.records import ClientFigures, DraftCounts, LaunchRecord, LoadPoint, Summary, Timeline
 
 COUNTS = DraftCounts(drafts=20, drafted=60, accepted=30, per_position=(15, 10, 5))
 POSITIVE = st.floats(1e-3, 1e3)
@@ -266,6 +267,38 @@ def test_repeated_prompts_and_cut_answers_are_told() -> None:
     assert {"prompts_repeat", "answers_cut", "few_samples"} <= codes(
         summarise(run_of([cell("baseline", 0, again)]))
     )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "lengths", "told"),
+    [
+        (6, [6, 6], "the limit of workload.output_tokens (6)"),
+        (256, [6, 6], "at a limit of its own (its row's max_tokens, a trace's output length"),
+        (6, [6, 4], "the limit of workload.output_tokens (6) or, 1 of them, at a limit of its own"),
+        (Length(mean=6), [6, 4], "the limit drawn for each from workload.output_tokens"),
+    ],
+)
+def test_a_cut_answer_is_blamed_on_the_limit_that_cut_it(
+    wanted: int | Length, lengths: list[int], told: str
+) -> None:
+    records = [
+        request(index=i, prompt_id=f"p{i}", finish_reason="length", output_tokens=n)
+        for i, n in enumerate(lengths)
+    ]
+    for ignore_eos in (False, True):
+        plan = Plan(workload=WorkloadSection(output_tokens=wanted, ignore_eos=ignore_eos))
+        found = summarise(run_of([cell("baseline", 0, records)], plan=plan)).cautions
+        caution = next(c for c in found if c.code == "answers_cut")
+        assert told in caution.text
+        assert ("ignore_eos" in caution.advice) == ignore_eos
+
+
+@pytest.mark.parametrize(("limit", "told"), [(2, True), (3, False), (None, False)])
+def test_a_trace_that_a_number_of_requests_ended_is_told(limit: int | None, told: bool) -> None:
+    load = LoadPoint(mode="open", arrival="trace", trace="t.jsonl", num_requests=limit)
+    records = [request(index=i, prompt_id=f"p{i}", due_ns=0) for i in range(2)]
+    summary = summarise(run_of([cell("baseline", 0, records, load=load)]))
+    assert ("trace_cut" in codes(summary)) == told
 
 
 def test_the_turns_of_one_conversation_are_no_repeat() -> None:
