@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from engines.base import EngineError, EngineFailed
-from harness.analyse.compare import load_words
 from harness.analyse.data import CellData, RunData
 from harness.analyse.summary import summarise
+from harness.announce import how_often, title_of
 from harness.attach import prepare_attached
 from harness.errors import HarnessError, UsageError, VoidRun, one_line
 from harness.load.drive import drive
@@ -181,7 +181,7 @@ def measure_cell(
     progress: Progress,
 ) -> None:
     """One cell: counters, load, counters, save. Raises `EngineFailed` after saving what came."""
-    title = f"{cell.engine} {cell.variant} at {load_words(cell.load)}, repeat {cell.repeat + 1}"
+    title = title_of(cell, prepared.cells, searching=prepared.searching)
     http = plain_client(server.url, prepared.plan.client, api_key(prepared.plan))
     reader = CounterReader(prepared.adapter, server.url, http)
     try:
@@ -295,9 +295,8 @@ def plan_of(request: Request, prepared: list[Prepared]) -> dict[str, Any]:
 def tell_plan(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> None:
     """Say what will be done and why, before it takes time."""
     for p in prepared:
-        starts = len(launches_of(p.cells))
-        how = f"{starts} turns" if p.attached else f"{starts} starts"
-        progress.say(f"{p.name}: {p.why}; {how}, {len(p.cells)} cells")
+        how = how_often(p.cells, p.plan.compare, attached=p.attached)
+        progress.say(f"{p.name}: {p.why}; {how}")
         if p.label is not None:
             progress.say(f"{p.name}: the server is {p.label}")
     progress.say(f"writing to {folder.path}")

@@ -25,7 +25,7 @@ from harness.records import (
 
 LATE_S = 0.05
 FEW_REQUESTS = 20
-FEW_TURNS = 3
+FEW_REPEATS = 3
 OTHER_TRAFFIC = 0.02
 
 
@@ -183,7 +183,7 @@ def run_cautions(
     """Everything odd about the run as a whole, engine by engine."""
     found: list[Caution | None] = []
     for engine in run.engines():
-        found.append(_few_turns(run, engine))
+        found.append(_few_repeats(run, engine))
         found.append(_few_requests(run, engine))
         found.append(_repeated_prompts(run, engine))
         found.append(_made_prompts(run, engine))
@@ -197,18 +197,22 @@ def run_cautions(
     return tuple(c for c in found if c is not None)
 
 
-def _few_turns(run: RunData, engine: str) -> Caution | None:
-    turns = len({both[0].cell.repeat for both in pairs(run.select(engine))})
-    if turns == 0 or turns >= FEW_TURNS:
+def _few_repeats(run: RunData, engine: str) -> Caution | None:
+    repeats = len({both[0].cell.repeat for both in pairs(run.select(engine))})
+    if repeats == 0 or repeats >= FEW_REPEATS:
         return None
-    times = "once" if turns == 1 else f"{turns} times"
+    times = "once" if repeats == 1 else f"{repeats} times"
+    running = bool(run.manifest.plan.get("request", {}).get("urls"))
+    done, apart, key = ("started", "start to start", "launches")
+    if running:  # nothing is started; the blocks are spread over time
+        done, apart, key = ("measured", "time to time", "blocks")
     return Caution(
         code="few_launches",
         text=(
-            f"{engine}: each variant was started {times}, so what differs from start to start is "
-            + ("not seen and no verdict is drawn" if turns == 1 else "barely in the intervals")
+            f"{engine}: each variant was {done} {times}, so what differs from {apart} is "
+            + ("not seen and no verdict is drawn" if repeats == 1 else "barely in the intervals")
         ),
-        advice=f"Use --set compare.launches={FEW_TURNS} or more for a decision that costs money.",
+        advice=f"Use --set compare.{key}={FEW_REPEATS} or more for a decision that costs money.",
     )
 
 
