@@ -40,7 +40,7 @@ def _limit(cut: Sequence[RequestRecord], workload: Mapping[str, Any]) -> str:
     theirs = f"the limit of workload.output_tokens ({wanted})"
     known = [r.output_tokens for r in cut if r.output_tokens is not None]
     other = sum(n != wanted for n in known)
-    own = "a limit of its own (its row's max_tokens, a trace's output length, the context's end)"
+    own = "limits of their own (a row's max_tokens, a trace's output length, the context's end)"
     if not other:
         return theirs
     return own if other == len(cut) else f"{theirs} or, {other} of them, at {own}"

@@ -220,7 +220,7 @@ def _workload(cell: CellSummary) -> str:
     trace = cell.load.trace
     if trace is None or trace == cell.workload:
         return cell.workload
-    return f"of trace {PurePath(trace).name} (what it leaves out: {cell.workload})"
+    return f"trace {PurePath(trace).name} (if it has no prompts: {cell.workload})"
 
 
 def _placed(item: view.PlacedCaution) -> dict[str, str]:

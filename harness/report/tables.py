@@ -178,6 +178,7 @@ def _group_tables(group: Group, *, void: bool, narrow: bool) -> list[Table]:
 
 def _side_table(title: str | None, shown: tuple[Variant, ...], narrow: bool) -> Table:
     table = _table(title, narrow)
+    table.expand = len(shown) > 1  # one column of figures stands beside its labels
     table.add_column("", no_wrap=True, min_width=22)
     for variant in shown:
         table.add_column(variant, justify="right", overflow="fold")

@@ -269,12 +269,25 @@ def test_repeated_prompts_and_cut_answers_are_told() -> None:
     )
 
 
+@pytest.mark.parametrize(("urls", "told"), [({}, "started"), ({"": "http://h"}, "measured")])
+def test_servers_that_run_already_were_not_started(urls: dict[str, str], told: str) -> None:
+    run = run_of([cell(v, 0, scaled(1.0)) for v in ("baseline", "speculative")])  # type: ignore[arg-type]
+    run.manifest.plan["request"] = {"urls": urls}
+    caution = next(c for c in summarise(run).cautions if c.code == "few_launches")
+    assert f"each variant was {told} once" in caution.text
+    assert ("compare.blocks" in caution.advice) == bool(urls)
+
+
 @pytest.mark.parametrize(
     ("wanted", "lengths", "told"),
     [
         (6, [6, 6], "the limit of workload.output_tokens (6)"),
-        (256, [6, 6], "at a limit of its own (its row's max_tokens, a trace's output length"),
-        (6, [6, 4], "the limit of workload.output_tokens (6) or, 1 of them, at a limit of its own"),
+        (256, [6, 6], "at limits of their own (a row's max_tokens, a trace's output length"),
+        (
+            6,
+            [6, 4],
+            "the limit of workload.output_tokens (6) or, 1 of them, at limits of their own",
+        ),
         (Length(mean=6), [6, 4], "the limit drawn for each from workload.output_tokens"),
     ],
 )

@@ -224,7 +224,7 @@ def test_title_and_workload_say_what_was_asked(tmp_path: Path) -> None:
     made.write_run(tmp_path, made.summary(title="/target on openai", cells=cells, comparisons=()))
     reader = Reader(write_report(tmp_path).read_text("utf-8"))
     assert reader.text("h1") == "target on openai"
-    said = "workload of trace calls.jsonl (what it leaves out: builtin), demo"
+    said = "workload trace calls.jsonl (if it has no prompts: builtin), demo"
     assert said in reader.text("p")
 
 

@@ -75,7 +75,16 @@ def test_80_columns_split_no_word_and_no_figure() -> None:
     )
     wide, narrow = (tables.render_text(made.summary(cells=cells), width) for width in (100, 80))
     assert max(map(len, narrow.splitlines())) <= 80
-    known = {*wide.replace(",", "").split(), *wide.split(), "base", "spec.", "ok", "(TPOT", "in", "ms)"}
+    known = {
+        *wide.replace(",", "").split(),
+        *wide.split(),
+        "base",
+        "spec.",
+        "ok",
+        "(TPOT",
+        "in",
+        "ms)",
+    }
     assert {word for word in narrow.split() if word.strip("─") and word not in known} == set()
     lines = narrow.splitlines()
     assert figures(lines, "TTFT/TPOT/E2E, p99, ms") == ["106 / 42.2 / 4,327"] * 2
