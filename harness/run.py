@@ -17,10 +17,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from engines.base import EngineError, EngineFailed
-from harness.analyse.compare import load_words
 from harness.analyse.data import CellData, RunData
 from harness.analyse.profile import profiles
 from harness.analyse.summary import summarise
+from harness.announce import title_of
 from harness.attach import prepare_attached
 from harness.errors import HarnessError, UsageError, VoidRun, one_line
 from harness.floor import ask_again, read_floor
@@ -224,7 +224,7 @@ def measure_cell(
     progress: Progress,
 ) -> None:
     """One cell: counters, load, counters, save. Raises `EngineFailed` after saving what came."""
-    title = f"{cell.engine} {cell.variant} at {load_words(cell.load)}, repeat {cell.repeat + 1}"
+    title = title_of(cell, prepared.cells, searching=prepared.searching)
     http = plain_client(server.url, prepared.plan.client, api_key(prepared.plan))
     reader = CounterReader(prepared.adapter, server.url, http)
     try:

@@ -1,7 +1,8 @@
 """`python -m engines.reference --model DIR [--drafter DIR --k K] --port P`: load, then serve.
 
 Start-up prints one line a phase to stdout: reading config, loading target, loading drafter,
-allocating cache, ready. The port is taken first, so that a port in use is known at once.
+allocating cache, ready. Both folders are looked at and the port is taken before weights are loaded,
+so that a mistake in them is known at once.
 """
 
 from __future__ import annotations
@@ -25,24 +26,35 @@ _BEGAN = time.perf_counter()
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m engines.reference", description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="folder of the target")
-    parser.add_argument("--served-model-name", help="default: the folder's name")
-    parser.add_argument("--drafter", type=Path, help="folder of an EAGLE-3 drafter (vLLM's form)")
-    parser.add_argument("--k", type=int, default=3, help="draft tokens a verify step, 1 to 8")
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="DIR", help="folder of the target"
+    )
+    parser.add_argument("--served-model-name", metavar="NAME", help="default: the folder's name")
+    parser.add_argument(
+        "--drafter", type=Path, metavar="DIR", help="folder of an EAGLE-3 drafter; default: none"
+    )
+
+    def number(name: str, default: int | None, text: str) -> None:
+        parser.add_argument(name, type=int, default=default, metavar="N", help=text)
+
+    number("--k", 3, "draft tokens a verify step, 1 to 8; default: 3")
     parser.add_argument(
         "--forced-length",
         type=float,
+        metavar="TOKENS",
         help="make verify steps yield so many tokens on average, whatever the target says: the "
-        "output is wrong by design",
+        "output is wrong by design; default: drafts are verified",
     )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--dtype", default="auto", help="auto, float32, float16 or bfloat16")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--max-model-len", type=int, help="default: what the model was made for")
-    parser.add_argument("--max-num-seqs", type=int, default=16, help="slots")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="torch threads; default: all but one core")
+    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
+    number("--port", 8000, "default: 8000")
+    parser.add_argument(
+        "--dtype", default="auto", help="auto (the default), float32, float16 or bfloat16"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu (the default), cuda or cuda:N")
+    number("--max-model-len", None, "tokens; default: what the model was made for")
+    number("--max-num-seqs", 16, "requests at once, the slots of the cache; default: 16")
+    number("--seed", 0, "default: 0")
+    number("--threads", None, "torch threads; default: all but one core")
     parser.add_argument("--trust-remote-code", action="store_true", help="for tokenizers only")
     return parser.parse_args(argv)
 
@@ -50,6 +62,31 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def say(phase: str) -> None:
     """One phase line, with the seconds since the start."""
     print(f"[reference {time.perf_counter() - _BEGAN:7.2f}s] {phase}", flush=True)
+
+
+def check_folders(model: Path, drafter: Path | None) -> None:
+    """Raise EngineUsageError for a folder that is no checkpoint, and a drafter that does not fit.
+
+    Reads configs and the headers of weights, so that nobody waits for weights to hear of it.
+    """
+    for option, folder in (("--model", model), ("--drafter", drafter)):
+        if folder is None or (folder / "config.json").is_file():
+            continue
+        what = "has no config.json" if folder.is_dir() else "no such folder"
+        others = sorted(p.parent.name for p in folder.absolute().parent.glob("*/config.json"))
+        beside = f"; beside it there are {', '.join(others[:8])}" if others else ""
+        raise EngineUsageError(
+            f"{option} {folder}: {what}; the folder of a checkpoint is wanted{beside}"
+        )
+    if drafter is None:
+        return
+    from drafters.spec import DrafterError
+    from drafters.validate import check_fit
+
+    try:
+        check_fit(drafter, model)
+    except DrafterError as error:
+        raise EngineUsageError(f"--drafter: {error}") from error
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -75,6 +112,7 @@ def main(argv: list[str]) -> int:
             raise EngineUsageError(
                 f"--forced-length {options.forced_length:g}: must be 1 to {options.k + 1}, k + 1"
             )
+        check_folders(options.model, options.drafter)
         taken = bind(options.host, options.port)
         engine = load(options, name)
     except (EngineUsageError, MemoryError) as error:

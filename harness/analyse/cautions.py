@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from harness.analyse.compare import load_words
+from harness.analyse.cut import answers_cut, trace_cut
 from harness.analyse.data import MOST_FAILED, CellData, RunData, pairs
 from harness.analyse.fairness import fairness_cautions
 from harness.analyse.fidelity import client_cautions
@@ -26,8 +27,7 @@ from harness.records import (
 
 LATE_S = 0.05
 FEW_REQUESTS = 20
-FEW_TURNS = 3
-CUT_SHARE = 0.2
+FEW_REPEATS = 3
 ERRORS_TOLD = 3
 """Messages of failed requests that a caution names, the commonest first."""
 
@@ -40,6 +40,7 @@ def cell_cautions(
         _failed(data),
         _dropped(data, metrics),
         _retried(data),
+        trace_cut(data),
         _not_steady(metrics),
         _late(metrics),
         *client_cautions(data, metrics),
@@ -144,11 +145,11 @@ def run_cautions(
     """Everything odd about the run as a whole, engine by engine."""
     found: list[Caution | None] = []
     for engine in run.engines():
-        found.append(_few_turns(run, engine))
+        found.append(_few_repeats(run, engine))
         found.append(_few_requests(run, engine))
         found.append(_repeated_prompts(run, engine))
         found.append(_made_prompts(run, engine))
-        found.append(_cut(run, engine))
+        found.append(answers_cut(run, engine))
         found.append(_diverged(run, engine, integrity))
         found.append(_accuracy(run, engine))
         for load in run.loads(engine):
@@ -158,22 +159,26 @@ def run_cautions(
     return tuple(c for c in found if c is not None)
 
 
-def _few_turns(run: RunData, engine: str) -> Caution | None:
-    turns = len({both[0].cell.repeat for both in pairs(run.select(engine))})
-    if turns == 0 or turns >= FEW_TURNS:
+def _few_repeats(run: RunData, engine: str) -> Caution | None:
+    repeats = len({both[0].cell.repeat for both in pairs(run.select(engine))})
+    if repeats == 0 or repeats >= FEW_REPEATS:
         return None
-    times = "once" if turns == 1 else f"{turns} times"
+    times = "once" if repeats == 1 else f"{repeats} times"
+    running = bool(run.manifest.plan.get("request", {}).get("urls"))
+    done, apart, key = ("started", "start to start", "launches")
+    if running:  # nothing is started; the blocks are spread over time
+        done, apart, key = ("measured", "time to time", "blocks")
     return Caution(
         code="few_launches",
         text=(
-            f"{engine}: each variant was started {times}, so "
+            f"{engine}: each variant was {done} {times}, so "
             + (
-                "what differs from start to start is not seen and no verdict is drawn"
-                if turns == 1
-                else "intervals are six times as wide as with many starts"
+                f"what differs from {apart} is not seen and no verdict is drawn"
+                if repeats == 1
+                else "intervals are six times as wide as with many"
             )
         ),
-        advice=f"Use --set compare.launches={FEW_TURNS} or more for a decision that costs money.",
+        advice=f"Use --set compare.{key}={FEW_REPEATS} or more for a decision that costs money.",
     )
 
 
@@ -249,18 +254,6 @@ def _made_prompts(run: RunData, engine: str) -> Caution | None:
         code=f"{dataset}_prompts",
         text=f"{engine}: the prompts are {what}, and acceptance on such prompts means nothing",
         advice="They show what load does; judge a drafter, and its speed, on prompts like yours.",
-    )
-
-
-def _cut(run: RunData, engine: str) -> Caution | None:
-    ok = [r for c in run.select(engine) for r in c.ok]
-    cut = sum(r.finish_reason == "length" for r in ok)
-    if not ok or cut <= CUT_SHARE * len(ok):
-        return None
-    return Caution(
-        code="answers_cut",
-        text=f"{engine}: {cut} of {len(ok)} answers ended at the limit of workload.output_tokens",
-        advice="Loops end so too, and loops inflate acceptance: look at the outputs.",
     )
 
 

@@ -29,8 +29,8 @@ def expand(plan: Plan, engine: str, variants: tuple[Variant, ...], *, attached: 
 
     A launched engine is started `compare.launches` times for each variant and measures
     `compare.blocks` blocks in each start. Attached servers run already, so that every block is a
-    turn of its own and the turns alternate between them. Equal (repeat, block, load) share a seed
-    across the variants: the same prompts and arrivals.
+    repeat of its own and the repeats alternate between them. Equal (repeat, block, load) share a
+    seed across the variants: the same prompts and arrivals.
     """
     points = load_points(plan.load)
     repeats, blocks = plan.compare.launches, plan.compare.blocks

@@ -15,6 +15,7 @@ from harness.errors import UsageError
 from harness.plan.schema import Plan
 from harness.plan.strict import (
     LIST_HINT,
+    TABLES_HINT,
     allows_none,
     check_keys,
     complaint,
@@ -22,6 +23,7 @@ from harness.plan.strict import (
     is_text,
     known_keys,
     nearest,
+    takes_tables,
     to_plan,
     unknown_key,
     words_of,
@@ -114,10 +116,12 @@ def _free_value(raw: str, kind: Any) -> Any:
 def _coerce(raw: str, kind: Any, item: str) -> Any:
     if raw.lower() in ("none", "null", "") and allows_none(kind):
         return None
-    if is_list(kind):
-        text = raw if raw.startswith("[") else f"[{raw}]"
+    text = f"[{raw}]" if is_list(kind) and not raw.startswith("[") else raw
+    if takes_tables(kind) and "{" in raw:
+        value: Any = _tables(text, item)
+    elif is_list(kind):
         try:
-            value: Any = tomllib.loads(f"x = {text}")["x"]
+            value = tomllib.loads(f"x = {text}")["x"]
         except tomllib.TOMLDecodeError:
             value = [part.strip() for part in raw.strip("[]").split(",")]
     elif is_text(kind):
@@ -134,8 +138,19 @@ def _coerce(raw: str, kind: Any, item: str) -> Any:
         typed = msgspec.to_builtins(msgspec.convert(value, kind, strict=False))
         return list(typed) if isinstance(typed, tuple) else typed
     except msgspec.ValidationError as error:
-        hint = f" ({LIST_HINT})" if is_list(kind) else ""
+        hint = f" ({TABLES_HINT if takes_tables(kind) else LIST_HINT})" if is_list(kind) else ""
         raise UsageError(f"--set {item}: {complaint(error, kind)}{hint}") from None
+
+
+def _tables(raw: str, item: str) -> Any:
+    """A value with tables in braces. Raises `UsageError` where TOML cannot read it."""
+    try:
+        return tomllib.loads(f"x = {raw}")["x"]
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(
+            f"--set {item}: not valid TOML: {error}; in braces a text stands in quotes, such as "
+            'dist="normal", and each bracket is closed'
+        ) from None
 
 
 def put(table: dict[str, Any], key: str, value: Any) -> None:

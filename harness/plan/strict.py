@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
-from harness.errors import UsageError, one_line
+from harness.errors import UsageError, one_line, plain_words
 from harness.plan.schema import Plan, Section
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 LIST_HINT = "give one value, or several with commas between"
+TABLES_HINT = "a list of tables is wanted, such as [{seconds=30, rate=2}, {seconds=10, rate=5}]"
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -139,22 +140,17 @@ def complaint(error: msgspec.ValidationError, kind: Any) -> str:
     text = str(error).partition(" - at ")[0]
     if "enum value" in text:
         return f"one of {', '.join(words_of(kind))} is wanted"
-    wanted = re.fullmatch(r"Expected `(int|float|bool|str|array)(?: \| null)?`, got `.*`", text)
-    if wanted:
-        return f"{_NAMES[wanted[1]]} is wanted"
-    bound = re.fullmatch(r"Expected `(int|float)` (>=?|<=?) (\S+)", text)
-    if bound:
-        return f"{_NAMES[bound[1]]} {bound[2]} {bound[3]} is wanted"
-    return f"{text[:1].lower()}{text[1:]}"
+    return plain_words(text, object_is="a table such as {key=value}")
 
 
-_NAMES = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "a text",
-    "array": "a list",
-}
+def takes_tables(kind: Any) -> bool:
+    """Whether the key's value is a table, or a list of tables."""
+    return any(
+        typing.get_origin(member) is dict
+        or any(isinstance(m, type) and issubclass(m, Section) for m in (member, *inner))
+        for member in _members(kind)
+        for inner in [typing.get_args(member)]
+    )
 
 
 def _check_texts(table: dict[str, Any], where: str, at: str = "") -> None:

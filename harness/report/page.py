@@ -6,6 +6,7 @@ import json
 import shlex
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from harness.analyse.frontier import Capacity
@@ -26,10 +27,10 @@ from harness.report.output import OUTPUT_COLUMNS, output_rows
 from harness.report.run_data import RunData
 from harness.report.style import Plot
 from harness.report.tables import (
-    CATEGORY_COLUMNS,
-    category_rows,
+    category_table,
     how_pooled,
-    quality_rows,
+    side_rows,
+    sides,
     window_rules,
 )
 from harness.report.verdict import standing, verdict_sentences
@@ -68,6 +69,32 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "accepted, by position",
         "drafts accepted at least to that position, by drafts; positions count from 0",
     ),
+    ("given the one before", "the same, of the drafts accepted at least to the position before"),
+    (
+        "identical outputs",
+        "greedy answers that equal the baseline's to the same prompt of the paired block, token by "
+        "token where both tell tokens, of those compared",
+    ),
+    (
+        "task accuracy",
+        "right answers of whole answers to prompts whose right answer is known (n)",
+    ),
+    (
+        "first thinking / answer",
+        "from the request's last byte sent to its first chunk with thinking, and to its first with "
+        "anything else; means",
+    ),
+    (
+        "repeat",
+        "one start of the engine, r0 in a cell's name being repeat 0; servers that run already are "
+        "not started: there one pass over the loads",
+    ),
+    ("block", "one measurement of a load within a repeat (b0 is block 0)"),
+    (
+        "paired",
+        "a baseline and a speculative block of the same repeat, block and load, with the same "
+        "prompts and arrivals",
+    ),
     ("ratio (interval)", "speculative by baseline over paired, interleaved blocks"),
     (
         "relative step cost",
@@ -99,7 +126,7 @@ CELL_COLUMNS = (
     "engine",
     "variant",
     "load",
-    "start, block",
+    "repeat, block",
     "status",
     "answered",
     "failed",
@@ -161,6 +188,9 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
     cautions = [*map(_placed, view.cautions(summary)), *map(_note, run.notes)]
     void = summary.void is not None
     output = output_rows(summary)
+    columns = _overview_columns(groups)
+    measured = {cell.variant for cell in summary.cells}
+    hidden = 3 if measured == {"baseline"} else 1 if measured == {"speculative"} else 0
     sections = [
         *([("probes", "Probes")] if found and any(s.probes for s in found.variants) else []),
         *([("failures", f"Failures ({len(failures)})")] if failures else []),
@@ -173,7 +203,7 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
         ("words", "Definitions"),
     ]
     return Page(
-        title=words.one_line(summary.title or summary.run_id, 120),
+        title=words.one_line(summary.title or summary.run_id, 120).lstrip("/"),
         run_id=words.one_line(summary.run_id, 120),
         schema=words.one_line(summary.schema_version, 20),
         meta=_meta(run),
@@ -191,14 +221,14 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
             }
             for group in groups
         ],
-        overview_columns=OVERVIEW_COLUMNS,
-        overview=[_overview_row(g, void=void) for g in groups] if len(groups) > 1 else [],
+        overview_columns=tuple(OVERVIEW_COLUMNS[i] for i in columns),
+        overview=_picked([_overview_row(g, void=void) for g in groups], columns),
         pooled=f"{how_pooled(groups)} {window_rules(groups)}".strip(),
         output_columns=OUTPUT_COLUMNS,
         output=output,
         plots=plots,
-        cell_columns=CELL_COLUMNS,
-        cells=[_cell_row(cell) for cell in summary.cells],
+        cell_columns=CELL_COLUMNS[: len(CELL_COLUMNS) - hidden],
+        cells=[_cell_row(cell)[: len(CELL_COLUMNS) - hidden] for cell in summary.cells],
         repeat=_repeat(manifest, run.launches) if manifest else None,
         definitions=DEFINITIONS,
     )
@@ -206,7 +236,7 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
 
 def _meta(run: RunData) -> str:
     parts = [f"run {run.summary.run_id}"]
-    workloads = dict.fromkeys(cell.workload for cell in run.summary.cells)
+    workloads = dict.fromkeys(map(_workload, run.summary.cells))
     if workloads:
         parts.append("workload " + ", ".join(workloads))
     if run.manifest is not None:
@@ -214,6 +244,14 @@ def _meta(run: RunData) -> str:
         if run.manifest.git_commit:
             parts.append(f"commit {run.manifest.git_commit[:12]}")
     return words.one_line(" · ".join(parts), 400)
+
+
+def _workload(cell: CellSummary) -> str:
+    """The data set; beside a trace the trace's name too, which may bring prompts of its own."""
+    trace = cell.load.trace
+    if trace is None or trace == cell.workload:
+        return cell.workload
+    return f"trace {PurePath(trace).name} (if it has no prompts: {cell.workload})"
 
 
 def _placed(item: view.PlacedCaution) -> dict[str, str]:
@@ -250,16 +288,19 @@ def _request_failures(run: RunData) -> list[str]:
 
 def _group(group: Group, *, void: bool) -> dict[str, Any]:
     blocks = ", ".join(
-        f"{words.plural(n, 'block')} {variant}" for variant, n in group.blocks.items()
+        f"{words.plural(group.blocks[variant], 'block')} {variant}" for variant in sides(group)
     )
+    category_columns, categories = category_table(group)
     answered = sum(ok for ok, _ in group.requests.values())
     return {
         "name": words.one_line(group.name, 120),
         "basis": f"{blocks}; {words.plural(answered, 'answered request')}",
         "rows": [_metric(row, void=void) for row in group.rows],
-        "quality": [(label.strip(), b, s) for label, b, s in quality_rows(group)],
-        "category_columns": CATEGORY_COLUMNS,
-        "categories": category_rows(group),
+        "sides": sides(group),
+        "paired": len(sides(group)) > 1,
+        "quality": [(label.strip(), values) for label, values in side_rows(group)],
+        "category_columns": category_columns,
+        "categories": categories,
     }
 
 
@@ -304,6 +345,24 @@ def _overview_row(group: Group, *, void: bool) -> list[tuple[str, str]]:
     ]
 
 
+ONE_SIDED = {
+    "baseline": (2, 4, 5, 8),
+    "speculative": (3, 4, 5, 6, 7, 8),
+}
+"""The columns of the overview that say nothing where that variant was not measured."""
+
+
+def _overview_columns(groups: tuple[Group, ...]) -> list[int]:
+    measured = {variant for group in groups for variant in sides(group)}
+    empty = {i for v, dropped in ONE_SIDED.items() if v not in measured for i in dropped}
+    return [i for i in range(len(OVERVIEW_COLUMNS)) if i not in empty]
+
+
+def _picked(rows: list[list[tuple[str, str]]], columns: list[int]) -> list[list[tuple[str, str]]]:
+    """Those columns of the rows; no overview where there is one row alone."""
+    return [[row[i] for i in columns] for row in rows] if len(rows) > 1 else []
+
+
 def _cell_row(cell: CellSummary) -> list[tuple[str, str]]:
     """Each column's sort key and text. A missing number sorts last: its key is empty."""
     m = cell.metrics
@@ -312,7 +371,7 @@ def _cell_row(cell: CellSummary) -> list[tuple[str, str]]:
         _text(cell.engine),
         _text(cell.variant),
         _load(cell.load),
-        (f"{cell.repeat}.{cell.block:06d}", f"{cell.repeat + 1}, {cell.block + 1}"),
+        (f"{cell.repeat}.{cell.block:06d}", f"{cell.repeat}, {cell.block}"),
         _text(cell.status),
         (_key(m and m.requests_ok), words.count(m.requests_ok if m else None)),
         (_key(m and m.requests_failed), words.count(m.requests_failed if m else None)),

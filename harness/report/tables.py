@@ -1,11 +1,14 @@
-"""The summary as a table for the terminal: 100 columns, colour only where there is a terminal."""
+"""The summary as a table for the terminal, colour only where there is one.
+
+100 columns wide; in fewer the rows without a ratio get a table of their own, and names are short.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from harness.records import Summary
+from harness.records import VARIANTS, Summary, Variant
 from harness.report import speed, view, words
 from harness.report.verdict import Standing, standing, verdict_sentence
 from harness.report.view import Group, MetricRow
@@ -31,7 +34,7 @@ STANDING_STYLE: dict[Standing, str] = {
 }
 
 
-def render_summary(summary: Summary) -> RenderableType:
+def render_summary(summary: Summary, width: int = WIDTH) -> RenderableType:
     """The verdict, one table for each engine and load, then failures and cautions with advice."""
     from rich.console import Group as Stack
     from rich.text import Text
@@ -41,12 +44,13 @@ def render_summary(summary: Summary) -> RenderableType:
         Text(verdict_sentence(summary), style=STANDING_STYLE[standing(summary)]),
         Text(""),
     ]
+    narrow = width < WIDTH
     if len(groups) > 1:
-        parts.append(_overview(groups))
+        parts.append(_overview(groups, narrow=narrow))
     for group in groups:
-        parts.append(_group_table(group, void=summary.void is not None))
+        parts.extend(_group_tables(group, void=summary.void is not None, narrow=narrow))
         if 0 < len(group.categories) <= MOST_CATEGORIES:
-            parts.append(_category_table(group))
+            parts.append(_category_table(group, narrow=narrow))
         found = speed.of_group(summary, group.engine, group.load)
         if found is not None:
             parts.append(Text(speed.sentence(found)))
@@ -65,7 +69,7 @@ def render_text(summary: Summary, width: int = WIDTH) -> str:
 
     sink = io.StringIO()
     console = Console(file=sink, width=width, color_system=None, force_terminal=False)
-    console.print(render_summary(summary))
+    console.print(render_summary(summary, width))
     return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
 
 
@@ -79,68 +83,120 @@ def print_summary(summary: Summary, console: Console | None = None) -> None:
         sys.stdout.write(render_text(summary))
         return
     console = console or Console()
-    console.print(render_summary(summary), width=min(WIDTH, console.width))
+    width = min(WIDTH, console.width)
+    console.print(render_summary(summary, width), width=width)
 
 
 def how_pooled(groups: tuple[Group, ...]) -> str:
     """What the figures of several repeats are made of."""
-    every = {n for group in groups for n in group.blocks.values()}
+    every = {group.blocks[variant] for group in groups for variant in sides(group)}
     most = max(every, default=0)
     few = "" if len(every) < 2 else " at most"
     told = next((group.method for group in groups if group.method), "over paired blocks")
-    method = f"speculative over baseline, {words.one_line(told, 200)}"
+    averaged = f"Throughput and latency: average over {words.plural(most, 'block')} a variant{few}"
+    if all(len(sides(group)) < 2 for group in groups):
+        return f"{averaged}. Acceptance and task accuracy: pooled counts."
     return (
-        f"Throughput and latency: average over {words.plural(most, 'block')} a variant{few}; "
-        f"ratio: {method}. "
+        f"{averaged}; ratio: speculative over baseline, {words.one_line(told, 200)}. "
         "Acceptance, identical outputs and task accuracy: pooled counts."
     )
 
 
-def _overview(groups: tuple[Group, ...]) -> Table:
-    table = _table("All engines and loads")
+def _overview(groups: tuple[Group, ...], *, narrow: bool) -> Table:
+    both = {variant for group in groups for variant in sides(group)}
+    table = _table("All engines and loads", narrow)
     table.add_column("engine, load", overflow="fold", ratio=1)
-    for name in ("baseline", "spec. tok/s", "ratio (interval)", "accepted", "identical"):
+    names: dict[Variant, str] = {
+        "baseline": "baseline",
+        "speculative": "spec." if narrow else "spec. tok/s",
+    }
+    for variant in VARIANTS:
+        if variant in both:
+            table.add_column(names[variant], justify="right", no_wrap=True)
+    rest = ["ratio (interval)"] if len(both) > 1 else []
+    rest += ["accepted"] if "speculative" in both else []
+    rest += ["identical"] if len(both) > 1 else []
+    for name in rest:
         table.add_column(name, justify="right", no_wrap=True)
     for group in groups:
         tokens = group.row("output_tokens_per_s")
         accepted = None if group.acceptance is None else group.acceptance.rate
+        shown = {
+            "ratio (interval)": DASH if tokens is None else _ratio(tokens),
+            "accepted": words.percent(accepted),
+            "identical": identical(group),
+        }
+        speeds: dict[Variant, str] = {
+            "baseline": words.number(tokens.baseline if tokens else None),
+            "speculative": words.number(tokens.speculative if tokens else None),
+        }
         table.add_row(
             _plain(group.name),
-            words.number(tokens.baseline if tokens else None),
-            words.number(tokens.speculative if tokens else None),
-            DASH if tokens is None else _ratio(tokens),
-            words.percent(accepted),
-            identical(group),
+            *(speeds[v] for v in VARIANTS if v in both),
+            *(shown[name] for name in rest),
         )
     return table
 
 
-def _group_table(group: Group, *, void: bool) -> Table:
-    table = _table(_plain(group.name))
-    table.add_column("", no_wrap=True, min_width=22)
-    table.add_column("baseline", justify="right", overflow="fold")
-    table.add_column("speculative", justify="right", overflow="fold")
-    table.add_column("ratio (interval)", justify="right", no_wrap=True, min_width=17)
-    table.add_column("verdict", no_wrap=True, min_width=9)
+def sides(group: Group) -> tuple[Variant, ...]:
+    """The variants to show: those that have cells; both where none has."""
+    return tuple(v for v in VARIANTS if any(c.variant == v for c in group.cells)) or VARIANTS
+
+
+def side_rows(group: Group) -> list[tuple[str, tuple[str, ...]]]:
+    """`quality_rows` of the variants that are shown; of one alone no row that says nothing."""
+    shown = sides(group)
+    rows = [
+        (label, tuple(dict(zip(VARIANTS, both, strict=True))[v] for v in shown))
+        for label, *both in quality_rows(group)
+    ]
+    return [row for row in rows if len(shown) > 1 or row[1] != (DASH,)]
+
+
+def _group_tables(group: Group, *, void: bool, narrow: bool) -> list[Table]:
+    """One table; where it is narrow a second one for the rows that have no ratio."""
+    shown = sides(group)
+    paired = len(shown) > 1
+    table = _side_table(_plain(group.name), shown, narrow)
+    if paired:
+        table.add_column("ratio (interval)", justify="right", no_wrap=True, min_width=17)
+        table.add_column("verdict", no_wrap=True, min_width=9)
     for row in group.rows:
-        shown = DASH if row.verdict is None else "withheld" if void else row.verdict
+        verdict = DASH if row.verdict is None else "withheld" if void else row.verdict
+        figures: dict[Variant, float | None] = {
+            "baseline": row.baseline,
+            "speculative": row.speculative,
+        }
         table.add_row(
             row.spec.label,
-            words.number(_scaled(row, row.baseline)),
-            words.number(_scaled(row, row.speculative)),
-            _ratio(row),
-            _styled(shown),
+            *(words.number(_scaled(row, figures[v])) for v in shown),
+            *((_ratio(row), _styled(verdict)) if paired else ()),
         )
-    for label, baseline, speculative in quality_rows(group):
-        table.add_row(label, baseline, speculative, DASH, DASH)
+    apart = narrow and paired
+    second = _side_table(None, shown, narrow) if apart else table
+    for label, values in side_rows(group):
+        second.add_row(label, *values, *((DASH, DASH) if paired and not apart else ()))
+    return [table, second] if apart else [table]
+
+
+def _side_table(title: str | None, shown: tuple[Variant, ...], narrow: bool) -> Table:
+    table = _table(title, narrow)
+    table.expand = len(shown) > 1  # one column of figures stands beside its labels
+    table.add_column("", no_wrap=True, min_width=22)
+    for variant in shown:
+        table.add_column(variant, justify="right", overflow="fold")
     return table
 
 
-def _category_table(group: Group) -> Table:
-    table = _table("By category")
-    for i, name in enumerate(CATEGORY_COLUMNS):
-        table.add_column(name, justify="right" if i else "left", overflow="fold")
-    for row in category_rows(group):
+def _category_table(group: Group, *, narrow: bool) -> Table:
+    names, rows = category_table(group)
+    table = _table("By category (TPOT in ms)" if narrow else "By category", narrow)
+    for i, name in enumerate(names):
+        short = SHORT_COLUMNS.get(name, name) if narrow else name
+        # The widest figure or word; a name that is longer still is folded.
+        least = min(22, max(map(len, (*short.split(), *(row[i] for row in rows)))))
+        table.add_column(short, justify="right" if i else "left", overflow="fold", min_width=least)
+    for row in rows:
         table.add_row(*map(_plain, row))
     return table
 
@@ -206,6 +262,31 @@ CATEGORY_COLUMNS = (
     "right, baseline",
     "right, speculative",
 )
+
+
+SHORT_COLUMNS = {
+    "answered": "ok",
+    "TPOT, ms, baseline": "TPOT\nbase",
+    "TPOT, ms, speculative": "TPOT\nspec.",
+    "right, baseline": "right\nbase",
+    "right, speculative": "right\nspec.",
+}
+"""Of `CATEGORY_COLUMNS`, where the terminal is narrow."""
+
+
+def category_table(group: Group) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Columns and rows, without those of a variant that was not measured."""
+    shown = sides(group)
+    gone = {v for v in VARIANTS if v not in shown}
+    keep = [
+        i
+        for i, name in enumerate(CATEGORY_COLUMNS)
+        if not any(name.endswith(v) for v in gone)
+        and not (gone and name == "ratio")
+        and not ("speculative" in gone and name == "length")
+    ]
+    rows = [[row[i] for i in keep] for row in category_rows(group)]
+    return tuple(CATEGORY_COLUMNS[i] for i in keep), rows
 
 
 def category_rows(group: Group) -> list[list[str]]:
@@ -284,7 +365,7 @@ def _plain(text: str) -> str:
     return escape(words.one_line(text, 80))
 
 
-def _table(title: str) -> Table:
+def _table(title: str | None, narrow: bool) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -295,6 +376,7 @@ def _table(title: str) -> Table:
         box=box.SIMPLE_HEAD,
         expand=True,
         pad_edge=False,
+        padding=(0, 1, 0, 0) if narrow else (0, 1),
     )
 
 

@@ -290,4 +290,4 @@ def test_a_port_in_use_and_a_missing_model_end_with_one_line(folder: Path, repo:
     assert "Traceback" not in output
     process, _ = _start(repo, folder, "--model", str(folder / "none"))
     output, _ = process.communicate(timeout=300)
-    assert process.returncode == 2 and "no such file" in output and "Traceback" not in output
+    assert process.returncode == 2 and "no such folder" in output and "Traceback" not in output

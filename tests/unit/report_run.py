@@ -12,6 +12,7 @@ import msgspec
 from harness.records import (
     SCHEMA_VERSION,
     Acceptance,
+    CategoryFigures,
     Caution,
     Cell,
     CellSummary,
@@ -132,6 +133,21 @@ def cell(
         "startup": STARTUP if speculative else (*STARTUP[:2], STARTUP[3]),
     }
     return CellSummary(**{**fields, **changes})
+
+
+def category() -> CategoryFigures:
+    """One category's figures of one cell."""
+    return CategoryFigures(
+        requests=12,
+        ok=11,
+        output_tokens=120,
+        ttft_s=0.05,
+        tpot_s=0.02,
+        acceptance=DraftCounts(drafts=40, drafted=120, accepted=60),
+        acceptance_length=2.5,
+        task_accuracy=0.5,
+        task_n=10,
+    )
 
 
 def comparison(

@@ -18,6 +18,7 @@ from harness.measure.store import to_json
 from harness.plan.schema import (
     CompareSection,
     EngineSection,
+    Length,
     LoadSection,
     Plan,
     SamplingSection,
@@ -306,6 +307,51 @@ def test_repeated_prompts_and_cut_answers_are_told() -> None:
     assert {"prompts_repeat", "answers_cut", "few_samples"} <= codes(
         summarise(run_of([cell("baseline", 0, again)]))
     )
+
+
+@pytest.mark.parametrize(("urls", "told"), [({}, "started"), ({"": "http://h"}, "measured")])
+def test_servers_that_run_already_were_not_started(urls: dict[str, str], told: str) -> None:
+    run = run_of([cell(v, 0, scaled(1.0)) for v in ("baseline", "speculative")])  # type: ignore[arg-type]
+    run.manifest.plan["request"] = {"urls": urls}
+    caution = next(c for c in summarise(run).cautions if c.code == "few_launches")
+    assert f"each variant was {told} once" in caution.text
+    assert ("compare.blocks" in caution.advice) == bool(urls)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "lengths", "told"),
+    [
+        (6, [6, 6], "the limit of workload.output_tokens (6)"),
+        (256, [6, 6], "at limits of their own (a row's max_tokens, a trace's output length"),
+        (
+            6,
+            [6, 4],
+            "the limit of workload.output_tokens (6) or, 1 of them, at limits of their own",
+        ),
+        (Length(mean=6), [6, 4], "the limit drawn for each from workload.output_tokens"),
+    ],
+)
+def test_a_cut_answer_is_blamed_on_the_limit_that_cut_it(
+    wanted: int | Length, lengths: list[int], told: str
+) -> None:
+    records = [
+        request(index=i, prompt_id=f"p{i}", finish_reason="length", output_tokens=n)
+        for i, n in enumerate(lengths)
+    ]
+    for ignore_eos in (False, True):
+        plan = Plan(workload=WorkloadSection(output_tokens=wanted, ignore_eos=ignore_eos))
+        found = summarise(run_of([cell("baseline", 0, records)], plan=plan)).cautions
+        caution = next(c for c in found if c.code == "answers_cut")
+        assert told in caution.text
+        assert ("ignore_eos" in caution.advice) == ignore_eos
+
+
+@pytest.mark.parametrize(("limit", "told"), [(2, True), (3, False), (None, False)])
+def test_a_trace_that_a_number_of_requests_ended_is_told(limit: int | None, told: bool) -> None:
+    load = LoadPoint(mode="open", arrival="trace", trace="t.jsonl", num_requests=limit)
+    records = [request(index=i, prompt_id=f"p{i}", due_ns=0) for i in range(2)]
+    summary = summarise(run_of([cell("baseline", 0, records, load=load)]))
+    assert ("trace_cut" in codes(summary)) == told
 
 
 def test_the_turns_of_one_conversation_are_no_repeat() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,3 +54,34 @@ def test_a_signal_before_anything_is_measured_is_one_line(
             signal.signal(n, handler)
     assert left.value.code == 128 + number
     assert capsys.readouterr().err == f"harness: {word}\n"
+
+
+def help_of(*words: str) -> str:
+    """The help of a subcommand, on one line."""
+    from typer.testing import CliRunner
+
+    done = CliRunner().invoke(cli.app, [*words, "--help"], env={"COLUMNS": "100"})
+    assert done.exit_code == 0
+    return " ".join(done.output.split())
+
+
+COMMANDS = (
+    ("run",), ("capacity",), ("resume",), ("analyse",), ("report",), ("calibrate",),
+    ("engines", "list"), ("engines", "show"), ("engines", "install"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_help_is_in_the_words_of_the_documentation(words: tuple[str, ...]) -> None:
+    text = help_of(*words)
+    options = text.partition("Options:")[2]
+    assert not re.search(r"<[a-z]", options.replace("<=x", "")), "a Python type"
+    assert "{" not in text
+    assert "--debug" in text
+
+
+def test_help_tells_what_is_required_and_what_is_the_default() -> None:
+    text = help_of("capacity")
+    assert "--slo LEVELS Service levels, such as ttft=0.2,tpot=50ms. Required, here or in" in text
+    assert "Default: as few as" in text and "capacity.json" in text
+    assert " resume [OPTIONS] RUN " in help_of("resume")

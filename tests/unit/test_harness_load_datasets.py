@@ -25,7 +25,9 @@ from harness.plan.schema import WorkloadSection
     [
         ("{oops", "line 2: not JSON"),
         ("[1]", "line 2: an object"),
-        ("{}", "line 2: give either"),
+        ("{}", "line 2: nothing in it is asked: give one of 'messages', 'prompt', "),
+        ('{"promt": "a"}', "it has promt; did you mean 'prompt' by 'promt'?"),
+        ('{"text": "a"}', "it has text"),
         ('{"prompt": "a", "messages": []}', "line 2: give either"),
         ('{"prompt": ""}', "line 2: 'prompt'"),
         ('{"messages": []}', "line 2: 'messages'"),

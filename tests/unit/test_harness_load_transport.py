@@ -341,3 +341,11 @@ def test_what_no_request_could_be_sent_with_is_told(client: ClientSection, needl
     with pytest.raises(UsageError, match=needle):
         check_client(client)
     check_client(ClientSection(headers={"X-A_1": "fine"}, proxy="http://h:1"))
+
+
+def test_a_file_of_authorities_that_is_none_is_told_with_what_to_do(tmp_path: Path) -> None:
+    empty = tmp_path / "ca.pem"
+    for said in ("no such file or directory; give the path", "holds no certificate; a file of"):
+        with pytest.raises(UsageError, match=said):
+            tls_context(True, str(empty))
+        empty.write_text("nothing\n")

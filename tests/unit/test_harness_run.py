@@ -12,11 +12,12 @@ import pytest
 from engines.base import EngineFailed, EngineUsageError
 from engines.catalog import adapter
 from harness import run
+from harness.announce import how_often, title_of
 from harness.errors import UsageError
 from harness.load.prompts.datasets import load_prompts
 from harness.measure.store import RunFolder
 from harness.plan.expand import expand
-from harness.plan.schema import Plan, WorkloadSection
+from harness.plan.schema import CompareSection, LoadSection, Plan, WorkloadSection
 from harness.prepare import Prepared
 from harness.progress import PlainProgress
 
@@ -60,3 +61,28 @@ def test_a_start_that_fails_says_why_in_its_record(
         run.measure_launch(ready, ready.cells[:1], folder, PlainProgress())
     (record,) = run.read_launches(folder)
     assert record.failure == told
+
+
+@pytest.mark.parametrize(
+    ("attached", "told"),
+    [
+        (False, "6 starts, 2 load points, each measured 6 times with each variant"),
+        (True, "2 load points, each measured 6 times with each variant"),
+    ],
+)
+def test_the_first_line_tells_how_often_a_load_point_is_measured(attached: bool, told: str) -> None:
+    plan = Plan(load=LoadSection(concurrency=(1, 4)), compare=CompareSection(launches=3, blocks=2))
+    cells = expand(plan, "reference", ("baseline", "speculative"), attached=attached)
+    keys = "(compare.launches=3, compare.blocks=2)"
+    said = how_often(cells, plan.compare, attached=attached)
+    assert said == f"{told} {keys}: 24 cells"
+    once = how_often(cells[:1], plan.compare, attached=attached)
+    assert "1 load point, each measured once (" in once
+
+
+def test_progress_numbers_repeats_and_blocks_as_the_cells_name_does() -> None:
+    plan = Plan(compare=CompareSection(launches=2, blocks=2))
+    cells = expand(plan, "reference", ("baseline",), attached=False)
+    assert cells[-1].cell_id.endswith("-r1-b1")
+    assert title_of(cells[-1], cells, searching=False).endswith("concurrency 1, repeat 1, block 1")
+    assert title_of(cells[0], cells, searching=True).endswith("concurrency 1")

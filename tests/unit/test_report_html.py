@@ -16,7 +16,7 @@ import pytest
 import report_run as made
 
 from harness.errors import UsageError
-from harness.records import Caution, LaunchRecord, Phase, Summary
+from harness.records import Caution, LaunchRecord, LoadPoint, Phase, Summary, Variant
 from harness.report.html import write_report
 from harness.report.markdown import escape, fence
 
@@ -176,7 +176,7 @@ def test_cells_table_sorts_by_plain_numbers(whole: tuple[Path, str, Reader]) -> 
     assert any("data-sortable" in table for table in reader.all("table"))
     keys = [td["data-value"] for td in reader.all("td") if "data-value" in td]
     assert "62.0" in keys
-    assert reader.text("button").startswith("cell engine variant load start, block status")
+    assert reader.text("button").startswith("cell engine variant load repeat, block status")
     assert len(re.findall(r"<tr><td data-value=", page)) == 4
 
 
@@ -195,6 +195,45 @@ def test_markdown_has_the_same_numbers(whole: tuple[Path, str, Reader]) -> None:
     pictures = re.findall(r"\]\((plots/[^)]+)\)", text)
     assert len(pictures) == 5 and all((folder / p).is_file() for p in pictures)
     assert "```\npython -m harness run --set load.concurrency=1\n```" in text
+
+
+@pytest.mark.parametrize(
+    ("one", "absent"), [("baseline", "speculative"), ("speculative", "baseline")]
+)
+def test_a_variant_that_was_not_measured_has_no_columns_in_the_page(
+    one: Variant, absent: Variant, tmp_path: Path
+) -> None:
+    cells = tuple(made.cell(one, load=load, integrity=None) for load in (made.C1, made.C4))
+    made.write_run(tmp_path, made.summary(cells=cells, comparisons=()))
+    reader = Reader(write_report(tmp_path).read_text("utf-8"))
+    heads = f"{reader.text('th')} {reader.text('button')}"
+    assert one in heads
+    assert not any(word in heads for word in (absent, "ratio", "verdict", "identical"))
+    assert ("accepted" in heads) == (one == "speculative")
+    results = (tmp_path / "report.md").read_text("utf-8").split("## Figures")[0]
+    assert f"| metric | {one} |\n|---|---:|\n| output tokens/s | " in results
+    assert "| – |" not in results
+
+
+def test_title_and_workload_say_what_was_asked(tmp_path: Path) -> None:
+    trace = LoadPoint(mode="open", arrival="trace", trace="/data/calls.jsonl")
+    cells = (
+        made.cell("baseline", load=trace, workload="builtin"),
+        made.cell("baseline", load=made.C1, workload="demo"),
+    )
+    made.write_run(tmp_path, made.summary(title="/target on openai", cells=cells, comparisons=()))
+    reader = Reader(write_report(tmp_path).read_text("utf-8"))
+    assert reader.text("h1") == "target on openai"
+    said = "workload trace calls.jsonl (if it has no prompts: builtin), demo"
+    assert said in reader.text("p")
+
+
+def test_every_row_and_column_is_defined(whole: tuple[Path, str, Reader]) -> None:
+    _, _, reader = whole
+    terms = reader.text("dt")
+    for term in ("identical outputs", "task accuracy", "given the one before", "repeat", "block"):
+        assert term in terms
+    assert "paired" in terms and "first thinking / answer" in terms
 
 
 def test_starts_without_cells_show_their_phases_and_commands(tmp_path: Path) -> None:

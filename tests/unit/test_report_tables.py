@@ -6,11 +6,12 @@ from __future__ import annotations
 import io
 import re
 
+import msgspec
 import pytest
 import report_run as made
 from rich.console import Console
 
-from harness.records import Caution, Summary
+from harness.records import Caution, Summary, Variant
 from harness.report import tables
 
 
@@ -62,6 +63,48 @@ def test_nothing_is_wider_than_asked(width: int) -> None:
     lines = lines_of(told, width)
     assert max(map(len, lines)) <= width
     assert any("1.24x (1.15–1.33)" in line for line in lines)
+
+
+def test_80_columns_split_no_word_and_no_figure() -> None:
+    categories = {name: made.category() for name in ("arithmetic", "long-context")}
+    cells = tuple(
+        msgspec.structs.replace(made.cell(v, engine=e, load=load), categories=categories)
+        for e in ("reference", "vllm")
+        for load in (made.C1, made.C4)
+        for v in ("baseline", "speculative")
+    )
+    wide, narrow = (tables.render_text(made.summary(cells=cells), width) for width in (100, 80))
+    assert max(map(len, narrow.splitlines())) <= 80
+    known = {
+        *wide.replace(",", "").split(),
+        *wide.split(),
+        "base",
+        "spec.",
+        "ok",
+        "(TPOT",
+        "in",
+        "ms)",
+    }
+    assert {word for word in narrow.split() if word.strip("─") and word not in known} == set()
+    lines = narrow.splitlines()
+    assert figures(lines, "TTFT/TPOT/E2E, p99, ms") == ["106 / 42.2 / 4,327"] * 2
+    assert figures(lines, "task accuracy") == ["87.5% (n = 24)"] * 2
+    assert figures(lines, "arithmetic")[0] == "22 of 24"
+
+
+@pytest.mark.parametrize(
+    ("one", "absent"), [("baseline", "speculative"), ("speculative", "baseline")]
+)
+@pytest.mark.parametrize("width", [100, 80])
+def test_a_variant_that_was_not_measured_has_no_column(
+    one: Variant, absent: Variant, width: int
+) -> None:
+    cells = tuple(made.cell(one, load=load, integrity=None) for load in (made.C1, made.C4))
+    lines = lines_of(made.summary(cells=cells, comparisons=(), cautions=()), width)
+    assert any(one in line.split() for line in lines)
+    body = "\n".join(lines[2:])
+    assert not any(word in body for word in (absent, "ratio", "verdict", "identical", " –"))
+    assert ("acceptance rate" in body) == (one == "speculative")
 
 
 def test_missing_values_are_en_dashes() -> None:

@@ -122,9 +122,19 @@ def _of_shape(fields: dict[str, Any], where: str, how: Reading) -> Content | Non
             return content_or_none
     has = one_line(", ".join(fields), 200) or "nothing"
     raise UsageError(
-        f"{where}: give either 'messages' or 'prompt', or another of {SHAPES}, or name the column "
-        f"with workload.column; it has {has}"
+        f"{where}: nothing in it is asked: give one of {SHAPES}, or name the column with "
+        f"workload.column; it has {has}{_meant(fields)}"
     )
+
+
+def _meant(fields: dict[str, Any]) -> str:
+    """The field that was perhaps meant by one that is not known."""
+    words = SHAPES.replace(" or ", ", ").replace("'", "").split(", ")
+    for name in fields:
+        near = difflib.get_close_matches(name, words, n=1, cutoff=0.75)
+        if near and near[0] != name:
+            return f"; did you mean '{near[0]}' by '{one_line(name, 40)}'?"
+    return ""
 
 
 def _prompt_value(value: Any, where: str, name: str) -> Content:

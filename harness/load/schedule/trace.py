@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from harness.errors import UsageError, one_line
+from harness.errors import UsageError, one_line, plain_words
 from harness.load.prompts.prompt import Prompt
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
@@ -134,7 +134,7 @@ def _row(line: str, kind: type[_Own | _Mooncake], number: int, where: str) -> Tr
     try:
         said = msgspec.json.decode(line, type=kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{where}: {one_line(str(error))}") from None
+        raise UsageError(f"{where}: {one_line(plain_words(str(error)))}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
         raise UsageError(f"{where}: not JSON: {error}") from None
     if not math.isfinite(said.timestamp) or abs(said.timestamp) > 1e15:

@@ -238,8 +238,16 @@ def tls_context(verify: bool, ca_file: str | None) -> ssl.SSLContext:
     else:
         try:
             context = ssl.create_default_context(cafile=ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise UsageError(f"client.ca_file: {ca_file}: cannot be read: {error}") from None
+        except ssl.SSLError:
+            raise UsageError(
+                f"client.ca_file: {ca_file}: holds no certificate; a file of certificates in PEM "
+                "form (-----BEGIN CERTIFICATE-----) is wanted"
+            ) from None
+        except OSError as error:
+            raise UsageError(
+                f"client.ca_file: {ca_file}: {(error.strerror or 'cannot be read').lower()}; "
+                "give the path of the authorities' certificates in PEM form"
+            ) from None
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
