@@ -38,12 +38,16 @@ def _below_break_even(speed: Speed) -> Caution | None:
         return None
     # One start of each variant, or an interval that holds 1: it may be so, and may not.
     sure = speed.decode.ci_high is not None and speed.decode.ci_high < 1
+    cost = speed.relative_step_cost
+    told = f"{cost.value:.2f}"
+    if cost.ci_low is not None and cost.ci_high is not None:
+        told += f" ({cost.ci_low:.2f}\N{EN DASH}{cost.ci_high:.2f})"
     return Caution(
         code="below_break_even",
         text=(
             f"{speed.engine} at {load_words(speed.load)}: {speed.tokens_per_step.value:.2f} tokens "
             + ("a step do not pay" if sure else "a step may not pay, which is undecided,")
-            + f" for verify steps that cost {speed.relative_step_cost.value:.2f} baseline tokens"
+            + f" for verify steps that cost {told} baseline tokens"
         ),
         advice=("" if sure else "Measure more before you believe a loss; then: ")
         + "Lower speculative.k or the load, or train a better drafter.",

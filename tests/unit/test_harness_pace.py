@@ -56,7 +56,8 @@ def ready(launches: int = 3, *, attached: bool = False, **fields: object) -> Pre
 
 def test_without_an_earlier_run_the_time_is_not_known(tmp_path: Path) -> None:
     first, second = announced(ready(), tmp_path)
-    assert first == "reference: as asked; 6 starts, 6 cells"
+    assert first.startswith("reference: as asked; target /m/target, no drafter; 6 starts, ")
+    assert first.endswith(": 6 cells")
     assert "is not known" in second
 
 
@@ -94,15 +95,17 @@ def test_one_start_of_each_is_said_to_be_undecided_at_best(tmp_path: Path) -> No
     assert len(announced(alone, tmp_path)) == 2  # one variant: nothing is compared
 
 
-def test_turns_of_running_servers_need_no_time_to_come_up(tmp_path: Path) -> None:
+def test_repeats_of_running_servers_need_no_time_to_come_up(tmp_path: Path) -> None:
     first, second = announced(ready(1, attached=True, blocks=4), tmp_path)
-    assert "8 turns" in first
+    assert "each measured 4 times" in first
+    assert first.endswith(": 8 cells")
     assert "how long the cells take is not known" in second
 
 
 def test_a_precision_says_how_many_it_may_become(tmp_path: Path) -> None:
     first, *_ = announced(ready(precision=0.03, max_launches=12), tmp_path)
-    assert "6 starts at first, up to 12 of each variant" in first
+    assert "6 starts, " in first
+    assert "more until the precision is reached, up to 12 starts of each variant" in first
 
 
 @pytest.mark.parametrize(
