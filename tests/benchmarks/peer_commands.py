@@ -49,7 +49,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer. `environment`: under `.venvs/`; `packages` None: installed by other means."""
+    """One peer. `environment`: under `.venvs/`; `packages` None: installed by other means.
+
+    `offline`: it is told that there is no model hub; one that then reads no local folder is not.
+    """
 
     name: str
     environment: str
@@ -58,6 +61,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     command: Callable[[Ask], list[str]]
     read: Callable[[Ask], Figures]
     text_key: str = "prompt"
+    offline: bool = True
 
 
 def load(path: Path) -> Any:
@@ -81,9 +85,15 @@ def read_plain(ask: Ask) -> Figures:
     return Figures(**load(ask.folder / "figures.json"))
 
 
+VLLM_SERVE = (
+    "import argparse, vllm.benchmarks.serve as serve; parser = argparse.ArgumentParser(); "
+    "serve.add_cli_args(parser); serve.main(parser.parse_args())"
+)
+
+
 def vllm(ask: Ask) -> list[str]:
-    """`vllm bench serve`."""
-    words = [ask.script("vllm"), "bench", "serve", "--backend", "openai-chat"]
+    """What `vllm bench serve` runs; the command itself asks for a package of the name vllm."""
+    words = [str(ask.python), "-c", VLLM_SERVE, "--backend", "openai-chat"]
     words += ["--base-url", ask.url, "--endpoint", "/v1/chat/completions"]
     words += ["--model", MODEL, "--tokenizer", str(ask.tokenizer)]
     # Its own prompts: reading a file of them takes pandas, which its environment need not have.
@@ -172,6 +182,7 @@ PEERS = (
         command=aiperf,
         read=read_aiperf,
         text_key="text",
+        offline=False,
     ),
     Peer(
         name="httpx",

@@ -119,7 +119,7 @@ def run_peer(peer: Peer, script: Script, streams: int, requests: int) -> Row:
 
 def start(peer: Peer, ask: Ask) -> str:
     """Run the peer to its end; empty, or what went wrong."""
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    no_hub = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if peer.offline else {}
     try:
         done = subprocess.run(
             peer.command(ask),
@@ -127,7 +127,7 @@ def start(peer: Peer, ask: Ask) -> str:
             text=True,
             timeout=TIMEOUT_S,
             cwd=ask.folder,
-            env=offline,
+            env={**os.environ, **no_hub},
         )
     except subprocess.TimeoutExpired:
         return f"not done within {TIMEOUT_S:g} s"
