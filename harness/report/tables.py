@@ -154,7 +154,7 @@ def side_rows(group: Group) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _group_tables(group: Group, *, void: bool, narrow: bool) -> list[Table]:
-    """One table; where it is narrow a second one for the rows that have no ratio."""
+    """The rows with a ratio, and in a table of their own those without: they take its room."""
     shown = sides(group)
     paired = len(shown) > 1
     table = _side_table(_plain(group.name), shown, narrow)
@@ -172,11 +172,10 @@ def _group_tables(group: Group, *, void: bool, narrow: bool) -> list[Table]:
             *(words.number(_scaled(row, figures[v])) for v in shown),
             *((_ratio(row), _styled(verdict)) if paired else ()),
         )
-    apart = narrow and paired
-    second = _side_table(None, shown, narrow) if apart else table
+    second = _side_table(None, shown, narrow) if paired else table
     for label, values in side_rows(group):
-        second.add_row(label, *values, *((DASH, DASH) if paired and not apart else ()))
-    return [table, second] if apart else [table]
+        second.add_row(label, *values)
+    return [table, second] if paired else [table]
 
 
 def _side_table(title: str | None, shown: tuple[Variant, ...], narrow: bool) -> Table:
