@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 (an en dash is what the report shows)
+
 """The report shows the steady window, goodput, and the figures of each category."""
 
 from __future__ import annotations
