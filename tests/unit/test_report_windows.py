@@ -1,4 +1,3 @@
-
 """The report shows the steady window, goodput, and the figures of each category."""
 
 from __future__ import annotations
