@@ -15,7 +15,6 @@ import msgspec
 
 from engines.base import EngineFailed
 from harness.analyse.bracket import SPAN, By, Look, Search, next_value, points, requests_needed
-from harness.analyse.data import CellData, RunData
 from harness.analyse.frontier import GAVE_UP, SEARCHED, Capacity, at_load, capacity_of, look_of
 from harness.analyse.summary import SEARCH
 from harness.attach import prepare_attached
@@ -34,15 +33,16 @@ from harness.run import (
     Outcome,
     begin,
     check_out,
+    conclude,
     measure_cell,
-    read_launches,
+    read_cell,
+    read_run,
     report,
     request_in,
     tell_damaged,
     tell_engine,
     telling_how_to_go_on,
 )
-from harness.run import analyse as analyse_run
 from harness.serving import Server, Started, asking_of, serving, warm_up
 
 CAPACITY = "capacity.json"
@@ -141,15 +141,10 @@ def is_capacity(path: Path) -> bool:
 
 def analyse(path: Path) -> Capacity:
     """Compute `summary.json` and `capacity.json` anew. Raises `UsageError`."""
-    analyse_run(path)
     folder = RunFolder(path)
-    manifest = folder.manifest()
-    run = RunData(
-        manifest=manifest,
-        cells=[_read(folder, c) for c in manifest.cells if _saved(folder, c)],
-        launches=read_launches(folder),
-    )
-    found = capacity_of(run, _search_in(manifest, folder))
+    run = read_run(folder)
+    conclude(folder, run)
+    found = capacity_of(run, _search_in(run.manifest, folder))
     write_atomic(path / CAPACITY, to_json(found))
     return found
 
@@ -182,15 +177,6 @@ def _prepare(request: Request) -> list[Prepared]:
 
 def _saved(folder: RunFolder, cell: Cell) -> bool:
     return bool(folder.saved_cells([cell.cell_id]))
-
-
-def _read(folder: RunFolder, cell: Cell) -> CellData:
-    return CellData(
-        cell=cell,
-        records=folder.requests(cell.cell_id),
-        counters=folder.counters(cell.cell_id),
-        timeline=folder.timeline(cell.cell_id),
-    )
 
 
 def _go_on(
@@ -275,7 +261,7 @@ class Hunt:
         self.folder, self.progress = folder, progress
         self.slo: Slo = slo_of(as_dict(prepared.plan))
         known = [
-            _read(folder, c)
+            read_cell(folder, c)
             for c in folder.manifest().cells
             if (c.engine, c.variant) == (prepared.name, variant) and _saved(folder, c)
         ]
@@ -343,7 +329,7 @@ class Hunt:
             cells = (*manifest.cells, cell)
             self.folder.write_manifest(msgspec.structs.replace(manifest, cells=cells))
         self.asked += need
-        data = _read(self.folder, cell)
+        data = read_cell(self.folder, cell)
         if self.slo.tpot_s is not None and data.ok and all(uncounted(r) for r in data.ok):
             raise UsageError(
                 "--slo tpot: the server does not say how many tokens each chunk of an answer "

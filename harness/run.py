@@ -358,10 +358,14 @@ def tell_notes(prepared: Prepared, progress: Progress) -> None:
 
 def analyse(path: Path) -> Summary:
     """Compute `summary.json` anew from the stored records. Raises `UsageError`."""
+    folder = RunFolder(path)
+    return conclude(folder, read_run(folder))
+
+
+def conclude(folder: RunFolder, run: RunData) -> Summary:
+    """Write what the records say, and say it."""
     from harness.report.verdict import verdict_sentences
 
-    folder = RunFolder(path)
-    run = read_run(folder)
     summary = summarise(run)
     summary = msgspec.structs.replace(summary, verdict=tuple(verdict_sentences(summary)))
     folder.write_summary(summary)
@@ -369,19 +373,21 @@ def analyse(path: Path) -> Summary:
     return summary
 
 
+def read_cell(folder: RunFolder, cell: Cell) -> CellData:
+    """What the folder holds of one cell. Raises `UsageError`."""
+    return CellData(
+        cell=cell,
+        records=folder.requests(cell.cell_id),
+        counters=folder.counters(cell.cell_id),
+        timeline=folder.timeline(cell.cell_id),
+    )
+
+
 def read_run(folder: RunFolder) -> RunData:
     """Everything that the folder holds for the analysis. Raises `UsageError`."""
     manifest = folder.manifest()
     known = {c.cell_id: c for c in manifest.cells}
-    cells = [
-        CellData(
-            cell=known[cell_id],
-            records=folder.requests(cell_id),
-            counters=folder.counters(cell_id),
-            timeline=folder.timeline(cell_id),
-        )
-        for cell_id in folder.saved_cells(list(known))
-    ]
+    cells = [read_cell(folder, known[cell_id]) for cell_id in folder.saved_cells(list(known))]
     return RunData(
         manifest=manifest,
         cells=cells,

@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 
 from engines.base import EngineFailed
-from harness.analyse.data import CellData, RunData
 from harness.analyse.sweep import (
     Measurement,
     Sweep,
@@ -42,7 +41,7 @@ from harness.run import (
     check_out,
     measure_launch,
     plan_of,
-    read_launches,
+    read_run,
     report,
     telling_how_to_go_on,
 )
@@ -298,7 +297,7 @@ def analyse(folder: Path) -> Sweep:
     for setting in told.settings:
         run = RunFolder(folder / setting.run)
         summary = analyse_run(run.path)
-        measured.append(Measurement(setting=setting, run=_read(run), summary=summary))
+        measured.append(Measurement(setting=setting, run=read_run(run), summary=summary))
     void = [f"{m.setting.name}: {m.summary.void}" for m in measured if m.summary.void is not None]
     failures = [f"{m.setting.name}: {text}" for m in measured for text in m.summary.failures]
     found = msgspec.structs.replace(
@@ -311,24 +310,6 @@ def analyse(folder: Path) -> Sweep:
     )
     write_atomic(folder / SWEEP, to_json(found))
     return found
-
-
-def _read(folder: RunFolder) -> RunData:
-    manifest = folder.manifest()
-    known = {c.cell_id: c for c in manifest.cells}
-    return RunData(
-        manifest=manifest,
-        cells=[
-            CellData(
-                cell=known[cell_id],
-                records=folder.requests(cell_id),
-                counters=folder.counters(cell_id),
-                timeline=folder.timeline(cell_id),
-            )
-            for cell_id in folder.saved_cells(list(known))
-        ],
-        launches=read_launches(folder),
-    )
 
 
 def _report(folder: Path, progress: Progress) -> None:

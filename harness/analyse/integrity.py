@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -152,3 +152,17 @@ def _sum(values: Sequence[int | None]) -> int | None:
     """The sum of what is known: one error is an error, whatever else is not known."""
     known = [v for v in values if v is not None]
     return sum(known) if known else None
+
+
+def matched_answers(
+    base: CellData, cand: CellData
+) -> Iterator[tuple[RequestRecord, RequestRecord]]:
+    """Whole answers of both cells to the same request.
+
+    First turns alone: a later one's question depends on what was answered.
+    """
+    theirs = {(r.index, r.prompt_id): r for r in base.ok if r.turn == 0}
+    for r in cand.ok:
+        other = theirs.get((r.index, r.prompt_id))
+        if other is not None:
+            yield other, r

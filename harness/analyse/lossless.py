@@ -11,6 +11,7 @@ from harness.analyse.integrity import (
     GROSS_GAP,
     compare_outputs,
     first_divergence,
+    matched_answers,
     near_tie_bound,
     total,
 )
@@ -62,7 +63,7 @@ def engine_integrity(
     if whole is None:
         return EngineIntegrity(engine=engine)
     ours = _first_by_prompt(
-        (_prompt(cand), base, cand) for b, c in pairs(cells) for base, cand in _matched(b, c)
+        (_prompt(cand), base, cand) for b, c in pairs(cells) for base, cand in matched_answers(b, c)
     )
     again = [c for c in run.floor if c.cell.engine == engine]
     plain = [*run.select(engine, "baseline"), *again]
@@ -104,14 +105,6 @@ def _broken(whole: Integrity, p: float | None, dtype: str | None) -> str | None:
 
 def _prompt(record: RequestRecord) -> Key:
     return record.prompt_id, record.turn
-
-
-def _matched(base: CellData, cand: CellData) -> Iterable[tuple[RequestRecord, RequestRecord]]:
-    theirs = {(r.index, r.prompt_id): r for r in base.ok if r.turn == 0}
-    for r in cand.ok:
-        other = theirs.get((r.index, r.prompt_id))
-        if other is not None:
-            yield other, r
 
 
 def _first_by_prompt(

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from harness.analyse.data import CellData, RunData, pairs
+from harness.analyse.data import RunData, pairs
+from harness.analyse.integrity import matched_answers
 from harness.records import Caution, EngineIntegrity, RequestRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
 
@@ -41,18 +42,11 @@ def sampled(run: RunData, engine: str) -> Sampled | None:
     """The test on one engine; None: greedy, or too few prompts answered by both variants."""
     if run.plan(engine)["sampling"]["temperature"] == 0:
         return None
-    matched = [both for base, cand in pairs(run.select(engine)) for both in _matched(base, cand)]
+    matched = [
+        both for base, cand in pairs(run.select(engine)) for both in matched_answers(base, cand)
+    ]
     step = max(1, -(-len(matched) // MOST_PAIRS))
     return permutation_test(matched[::step])
-
-
-def _matched(base: CellData, cand: CellData) -> Iterable[tuple[RequestRecord, RequestRecord]]:
-    """First turns alone: a later one's question depends on what was answered."""
-    theirs = {(r.index, r.prompt_id): r for r in base.ok if r.turn == 0}
-    for r in cand.ok:
-        other = theirs.get((r.index, r.prompt_id))
-        if other is not None:
-            yield other, r
 
 
 def permutation_test(
