@@ -137,8 +137,9 @@ def counted_steps(data: CellData) -> int | None:
         return counters.delta.drafts
     if counters.problem is not None or counters.before is None or counters.after is None:
         return None
-    before, after = counters.before.get("drafts"), counters.after.get("drafts")
-    return after - (before or 0) if isinstance(after, int) else None
+    before, after = counters.before.get("drafts") or 0, counters.after.get("drafts")
+    known = isinstance(before, int) and isinstance(after, int) and after >= before
+    return after - before if known else None
 
 
 def _explained(data: CellData, acceptance: Acceptance, odd: list[str]) -> bool:

@@ -224,7 +224,14 @@ def _drafts(before: SpecCounters, after: SpecCounters) -> DraftCounts | None:
     )
 
 
-COUNTED = ("drafts", "drafted", "accepted", "generation_tokens", "requests_finished")
+COUNTED = (
+    "drafts",
+    "drafted",
+    "accepted",
+    "accepted_past_end",
+    "generation_tokens",
+    "requests_finished",
+)
 
 
 def _ran_backwards(before: SpecCounters, after: SpecCounters) -> str | None:
@@ -233,4 +240,8 @@ def _ran_backwards(before: SpecCounters, after: SpecCounters) -> str | None:
         then, now = getattr(before, name), getattr(after, name)
         if then is not None and (now is None or now < then):
             return f"{name} from {then} to {now}"
+    old, new = before.accepted_per_position or (), after.accepted_per_position or ()
+    for i, (then, now) in enumerate(zip(old, new, strict=False)):
+        if now < then:
+            return f"accepted at position {i} from {then} to {now}"
     return None

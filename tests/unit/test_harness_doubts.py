@@ -104,6 +104,7 @@ def test_a_rank_that_is_never_read_shows_in_the_tokens() -> None:
         (grown(accepted=10), "accepted from 60 to 10"),
         (grown(process_start_s=1500.0), "process began +500 s"),
         (grown(drafts=None), "drafts from 40 to None"),
+        (grown(accepted_per_position=(45, 12, 15)), "accepted at position 1 from 20 to 12"),
     ],
 )
 def test_a_reset(after: SpecCounters, said: str) -> None:
@@ -231,6 +232,15 @@ def test_verify_calls_are_compared_where_the_counters_tell_no_more() -> None:
     found = told(wrong, before)
     assert set(found) == {"acceptance_sources_disagree", "acceptance"}
     assert "the counters tell 23 verify steps" in found["acceptance_sources_disagree"].text
+
+
+@pytest.mark.parametrize("drafts", [("x", 60), (40, "x"), (60, 40), (None, 60.5)])
+def test_readings_that_are_no_counts_are_not_compared(drafts: tuple[Any, Any]) -> None:
+    before, after = ({"drafts": n} for n in drafts)
+    counted = EngineCounters(
+        before=before, after=after, delta=None, generation_tokens=55, settled=True
+    )
+    assert set(told(counted=counted)) == {"acceptance"}
 
 
 def test_a_disagreement_names_all_three_and_a_reason() -> None:
