@@ -6,7 +6,7 @@ are seconds (`_s`), rates are per second (`_per_s`). A missing value is None, ne
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -61,6 +61,9 @@ class Cell(Record, frozen=True, kw_only=True):
     block: int = 0
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class DraftCounts(Record, frozen=True, kw_only=True):
     """Pooled counts of draft tokens. `per_position[i]`: drafts accepted at least to position i.
 
@@ -68,12 +71,12 @@ class DraftCounts(Record, frozen=True, kw_only=True):
     many tokens step i accepted; of one request alone, never of a pool.
     """
 
-    drafts: int
-    drafted: int | None = None
-    accepted: int
-    per_position: tuple[int, ...] | None = None
-    past_end: int | None = None
-    steps: tuple[int, ...] | None = None
+    drafts: Count
+    drafted: Count | None = None
+    accepted: Count
+    per_position: tuple[Count, ...] | None = None
+    past_end: Count | None = None
+    steps: tuple[Count, ...] | None = None
 
 
 class RequestRecord(Record, frozen=True, kw_only=True):
@@ -100,8 +103,8 @@ class RequestRecord(Record, frozen=True, kw_only=True):
     status: Literal["ok", "failed", "cancelled"]
     error: str | None
     http_status: int | None
-    prompt_tokens: int | None
-    output_tokens: int | None
+    prompt_tokens: Count | None
+    output_tokens: Count | None
     token_source: Literal["token_ids", "usage"] | None
     token_ids: tuple[int, ...] | None
     text: str | None

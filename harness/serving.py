@@ -16,6 +16,7 @@ from engines.base import Adapter, EngineFailed
 from engines.process import EngineProcess
 from harness.load.drive import drive
 from harness.load.prompts.datasets import Prompt
+from harness.load.streaming.chunks import MAX_COUNT
 from harness.load.streaming.client import Asking, ReadAcceptance
 from harness.load.streaming.connection import describe
 from harness.load.streaming.origin import Origin
@@ -173,10 +174,10 @@ def read_acceptance_of(adapter: Adapter, payloads: list[dict[str, Any]]) -> Draf
 
 
 def believable(counts: DraftCounts) -> bool:
-    """Whether a server's counts are whole numbers that a record can hold."""
+    """Whether a server's counts of one request are whole numbers that can be added up."""
     all_counts = [counts.drafts, counts.accepted, counts.drafted or 0, counts.past_end or 0]
     all_counts += [*(counts.per_position or ()), *(counts.steps or ())]
-    return all(type(n) is int and 0 <= n < 2**63 for n in all_counts)
+    return all(type(n) is int and 0 <= n < MAX_COUNT for n in all_counts)
 
 
 def most_tokens(wanted: int | Length) -> int:

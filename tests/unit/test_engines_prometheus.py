@@ -60,6 +60,14 @@ def test_counters_of_a_strange_page_are_none_or_numbers(name: str, text: str) ->
         },
         {"spec_tokens_details": {"spec_verify_ct": "x"}},
         {"spec_tokens_details": {"spec_verify_ct": 10**30, "spec_num_correct_drafts": -3}},
+        {
+            "speculative_decoding": {
+                "num_spec_steps": 2**62,
+                "num_draft_tokens": 2**62,
+                "num_accepted_draft_tokens": 2**62,
+                "acceptance_histogram": [0, 2**62],
+            }
+        },
     ],
 )
 def test_acceptance_in_a_strange_shape_is_none(name: str, told: object) -> None:

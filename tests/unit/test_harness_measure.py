@@ -34,9 +34,15 @@ from harness.measure.metrics import (
     tpot_s,
     ttft_s,
 )
-from harness.measure.store import RunFolder, read_requests, write_atomic, write_requests
+from harness.measure.store import (
+    RunFolder,
+    read_requests,
+    to_json,
+    write_atomic,
+    write_requests,
+)
 from harness.progress import PlainProgress
-from harness.records import DraftCounts, Metrics
+from harness.records import DraftCounts, EngineCounters, Metrics
 from harness.run import resume, telling_how_to_go_on
 
 
@@ -414,6 +420,24 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(UsageError, match="cannot be read"):
         folder.manifest() if name == "manifest.json" else folder.summary()
+
+
+def test_counts_below_zero_are_no_counts(tmp_path: Path) -> None:
+    place = tmp_path / "cells" / "c"
+    place.mkdir(parents=True)
+    counted = EngineCounters(
+        before=None,
+        after=None,
+        delta=DraftCounts(drafts=-5, accepted=-7),
+        generation_tokens=None,
+        settled=True,
+    )
+    (place / "counters.json").write_bytes(to_json(counted))
+    with pytest.raises(UsageError, match=r"counters\.json: cannot be read.*>= 0"):
+        RunFolder(tmp_path).counters("c")
+    write_requests(place / "requests.parquet", [request(acceptance=counted.delta)])
+    with pytest.raises(UsageError, match=r"requests\.parquet: cannot be read.*>= 0"):
+        RunFolder(tmp_path).requests("c")
 
 
 def test_the_environment_is_captured() -> None:
