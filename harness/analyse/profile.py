@@ -15,6 +15,7 @@ from typing import Any
 from harness.analyse.acceptance import estimates, pooled_acceptance
 from harness.analyse.data import CellData, RunData
 from harness.analyse.requests import Columns, columns, drafted_a_step
+from harness.analyse.speed import forced_length
 from harness.records import Acceptance, DraftCounts
 
 VERSION = "1.0"
@@ -23,9 +24,14 @@ DIGITS = 6
 
 
 def profiles(run: RunData) -> dict[str, dict[str, Any]]:
-    """By engine, each pooled over its speculative cells; none where positions are not known."""
+    """By engine, each pooled over its speculative cells.
+
+    None where positions are not known, or acceptance was forced.
+    """
     found = {}
     for engine in run.engines():
+        if forced_length(run.plan(engine)) is not None:
+            continue  # what is forced is no drafter's
         cells = [c for c in run.select(engine, "speculative") if c.ok]
         profile = _profile(run, engine, cells) if cells else None
         if profile is not None:

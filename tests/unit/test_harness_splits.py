@@ -16,6 +16,7 @@ from harness.analyse.profile import profiles
 from harness.analyse.splits import client_steps, engine_steps, split_acceptance
 from harness.analyse.summary import summarise
 from harness.measure.store import RunFolder, to_json
+from harness.plan.schema import Plan, SpeculativeSection
 from harness.records import RequestRecord, Split, SplitPart
 
 
@@ -35,6 +36,13 @@ def with_steps(steps: list[int], **more: object) -> RequestRecord:
     assert r.acceptance is not None
     told = msgspec.structs.replace(r.acceptance, steps=tuple(steps))
     return msgspec.structs.replace(r, acceptance=told)
+
+
+def test_of_a_forced_acceptance_there_is_no_profile() -> None:
+    cells = [cell("speculative", 0, [made_of([3] * 8)])]
+    assert set(profiles(run_of(cells))) == {"reference"}
+    forced = Plan(speculative=SpeculativeSection(k=3, forced_length=4.0))
+    assert profiles(run_of(cells, plan=forced)) == {}
 
 
 def test_by_category_and_by_request() -> None:
