@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analyse.compare import PRIMARY, load_words
+from harness.analyse.compare import DASH, PRIMARY, load_words
 from harness.analyse.data import RunData
 from harness.analyse.drift import drift_cautions
 from harness.analyse.stopping import half_width
@@ -35,15 +35,20 @@ def _corrected_away(run: RunData, engine: str, comparisons: Sequence[Comparison]
     if not lost:
         return None
     first = lost[0]
+    more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
     return Caution(
         code="verdict_corrected",
         text=(
-            f"{engine}: {len(lost)} of {len(comparisons)} intervals lie apart from 1 but not after "
-            f"the correction for {first.family} comparisons, first {first.metric} at "
-            f"{load_words(first.load)}"
+            f"{engine} at {load_words(first.load)}: {first.metric} differs by itself "
+            f"({_ends(first.ci_low, first.ci_high)}), but not as one of {first.family} "
+            f"comparisons ({_ends(first.corrected_low, first.corrected_high)}){more}"
         ),
-        advice="Of many comparisons some lie apart by chance: raise compare.launches, or ask less.",
+        advice="Raise compare.launches to decide it, or compare fewer loads.",
     )
+
+
+def _ends(low: float | None, high: float | None) -> str:
+    return "no interval" if low is None or high is None else f"{low:.2f}{DASH}{high:.2f}"
 
 
 def _apart(low: float | None, high: float | None) -> bool:

@@ -20,7 +20,7 @@ from harness.records import (
     Manifest,
     Speed,
 )
-from harness.report import speed, view, words
+from harness.report import intervals, speed, view, words
 from harness.report.acceptance import acceptance_tables
 from harness.report.frontier import ProbeTable, paragraphs, tables
 from harness.report.output import OUTPUT_COLUMNS, output_rows
@@ -104,7 +104,13 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "verdict",
         "better or worse: the whole interval lies on one side of 1 and the effect is at least the "
-        "plan's minimum; same: the interval lies inside the minimum; else undecided",
+        "plan's minimum; same: the interval lies inside the minimum; else undecided; where several "
+        "comparisons were made, by the corrected interval",
+    ),
+    (
+        "corrected interval",
+        "the ratio's interval made wider for the number of comparisons that were made at once, as "
+        "among many some differ by chance alone",
     ),
     (words.DASH, "not known or not defined; never zero"),
 )
@@ -294,11 +300,15 @@ def _group(group: Group, *, void: bool) -> dict[str, Any]:
     answered = sum(ok for ok, _ in group.requests.values())
     return {
         "name": words.one_line(group.name, 120),
-        "basis": f"{blocks}; {words.plural(answered, 'answered request')}",
-        "rows": [_metric(row, void=void) for row in group.rows],
+        "basis": f"{blocks}; {words.plural(answered, 'answered request')}{intervals.basis(group)}",
+        "rows": [_metric(group, row, void=void) for row in group.rows],
         "sides": sides(group),
         "paired": len(sides(group)) > 1,
-        "quality": [(label.strip(), values) for label, values in side_rows(group)],
+        "corrected": intervals.shows_corrected(group),
+        "quality": [
+            (label.strip(), _with_interval(group, label, values))
+            for label, values in side_rows(group)
+        ],
         "category_columns": category_columns,
         "categories": categories,
     }
@@ -317,30 +327,38 @@ def _speed(found: Speed | None) -> dict[str, Any] | None:
     }
 
 
-def _metric(row: MetricRow, *, void: bool) -> dict[str, str]:
-    def shown(value: float | None) -> str:
-        return words.number(None if value is None else value * row.spec.scale)
+def _with_interval(group: Group, label: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    """The row of the acceptance length with its interval, every other as it is."""
+    if label != "acceptance length":
+        return values
+    return (*values[:-1], values[-1] + intervals.acceptance_length(group))
 
+
+def _metric(group: Group, row: MetricRow, *, void: bool) -> dict[str, str]:
     return {
         "label": row.spec.label,
-        "baseline": shown(row.baseline),
-        "speculative": shown(row.speculative),
+        "baseline": intervals.figure(group, row, "baseline"),
+        "speculative": intervals.figure(group, row, "speculative"),
         "ratio": words.ratio(row.ratio, row.ci_low, row.ci_high),
-        "verdict": words.DASH if row.verdict is None else "withheld" if void else row.verdict,
+        "corrected": intervals.corrected(row),
+        "verdict": _verdict(row, void=void),
     }
+
+
+def _verdict(row: MetricRow, *, void: bool) -> str:
+    return words.DASH if row.verdict is None else "withheld" if void else row.verdict
 
 
 def _overview_row(group: Group, *, void: bool) -> list[tuple[str, str]]:
     """Each column's sort key and text for one engine and load."""
     row = group.rows[0]
-    shown = _metric(row, void=void)
     return [
         _text(group.engine),
         _load(group.load),
-        (_key(row.baseline), shown["baseline"]),
-        (_key(row.speculative), shown["speculative"]),
-        (_key(row.ratio), shown["ratio"]),
-        _text(shown["verdict"]),
+        _figure(row.baseline),
+        _figure(row.speculative),
+        (_key(row.ratio), words.ratio(row.ratio, row.ci_low, row.ci_high)),
+        _text(_verdict(row, void=void)),
         *_speculation(group.acceptance, group.integrity),
     ]
 

@@ -96,10 +96,20 @@ def how_pooled(groups: tuple[Group, ...]) -> str:
     averaged = f"Throughput and latency: average over {words.plural(most, 'block')} a variant{few}"
     if all(len(sides(group)) < 2 for group in groups):
         return f"{averaged}. Acceptance and task accuracy: pooled counts."
+    told = told.partition("; verdicts by")[0] + _correction(groups)
     return (
-        f"{averaged}; ratio: speculative over baseline, {words.one_line(told, 200)}. "
+        f"{averaged}; ratio: speculative over baseline, {words.one_line(told, 300)}. "
         "Acceptance, identical outputs and task accuracy: pooled counts."
     )
+
+
+def _correction(groups: tuple[Group, ...]) -> str:
+    """Of how many comparisons each verdict takes account: of the run's question, of the others."""
+    families = {row.spec.label.partition(",")[0]: row.family for g in groups for row in g.rows}
+    if max(families.values(), default=1) < 2:
+        return ""
+    told = " or ".join(str(n) for n in dict.fromkeys(families.values()))
+    return f"; verdicts take account of {told} comparisons made at once (Holm)"
 
 
 def _overview(groups: tuple[Group, ...], *, narrow: bool) -> Table:

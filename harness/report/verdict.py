@@ -13,6 +13,7 @@ Standing = Literal["better", "worse", "same", "undecided", "mixed", "void", "fai
 SPEED = "output_tokens_per_s"
 MOST_LOADS_SAID = 3
 NO_VERDICT = "no verdict, "
+FORCED = "forced_acceptance"
 
 
 def verdict_sentence(summary: Summary) -> str:
@@ -30,7 +31,10 @@ def verdict_sentences(summary: Summary) -> list[str]:
         return [f"Void, verdicts withheld: {words.one_line(summary.void).rstrip('.')}."]
     groups = view.groups(summary)
     engines = dict.fromkeys(group.engine for group in groups)
-    sentences = [_engine(engine, [g for g in groups if g.engine == engine]) for engine in engines]
+    sentences = [
+        _engine(engine, [g for g in groups if g.engine == engine], forced=_forced(summary, engine))
+        for engine in engines
+    ]
     if not sentences:
         why = words.one_line(summary.failures[0]).rstrip(".") if summary.failures else "no cell ran"
         return [f"Nothing was measured: {why}."]
@@ -48,9 +52,21 @@ def standing(summary: Summary) -> Standing:
     return verdicts.pop() if len(verdicts) == 1 else "mixed"
 
 
-def _engine(engine: str, groups: list[Group]) -> str:
+def _forced(summary: Summary, engine: str) -> bool:
+    """Whether the engine was made to accept a given length, whatever its drafter drafts."""
+    return any(c.code == FORCED and c.text.startswith(f"{engine}: ") for c in summary.cautions)
+
+
+def _engine(engine: str, groups: list[Group], *, forced: bool) -> str:
     name = words.one_line(engine, 60)
     told = [(group, row) for group in groups if (row := _compared(group)) is not None]
+    if forced and told:
+        group, row = told[0]
+        return (
+            f"{name}: {NO_VERDICT}acceptance was forced and tells nothing of the drafter; "
+            f"{words.ratio(row.ratio, row.ci_low, row.ci_high)} the speed of no speculation at "
+            f"{words.load_name(group.load)}."
+        )
     if not told:
         return f"{name}: {NO_VERDICT}{_without_comparison(groups)}."
     if len(told) > MOST_LOADS_SAID:
@@ -76,6 +92,8 @@ def _speed(group: Group, row: MetricRow) -> str:
     where = f"at {words.load_name(group.load)}"
     value = words.ratio(row.ratio, row.ci_low, row.ci_high)
     bracket = value.replace(" (", ", ").rstrip(")")
+    if row.corrected_away and row.corrected is not None:
+        bracket += f"; corrected for {row.family} comparisons {words.interval(*row.corrected)}"
     if row.verdict == "same":
         return f"as fast as no speculation {where} ({bracket})"
     if row.verdict == "undecided":

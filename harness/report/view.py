@@ -8,7 +8,7 @@ ratios weighs a short block like a long one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -26,6 +26,7 @@ from harness.records import (
     Metrics,
     Summary,
     Variant,
+    VariantEstimate,
     Verdict,
 )
 from harness.report import words
@@ -43,7 +44,11 @@ class MetricSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricRow:
-    """A metric of both variants, in the record's unit (seconds, tokens per second)."""
+    """A metric of both variants, in the record's unit (seconds, tokens per second).
+
+    `corrected`: the ratio's interval after the correction for `family` comparisons, which the
+    verdict is drawn from; None where there is none.
+    """
 
     spec: MetricSpec
     baseline: float | None
@@ -53,6 +58,16 @@ class MetricRow:
     ci_high: float | None
     pairs: int
     verdict: Verdict | None
+    corrected: tuple[float, float] | None = None
+    family: int = 1
+
+    @property
+    def corrected_away(self) -> bool:
+        """Whether the plain interval lies apart from 1 and the corrected one does not."""
+        if self.corrected is None or self.ci_low is None or self.ci_high is None:
+            return False
+        low, high = self.corrected
+        return (self.ci_low > 1 or self.ci_high < 1) and low <= 1 <= high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +123,7 @@ class Group:
     """One engine under one load: everything a report says of it.
 
     `quantiles[variant]["p50"]`: TTFT, TPOT and E2E latency in seconds. `method` says how the
-    ratios' intervals were made.
+    ratios' intervals were made. `estimates`: each variant's own figures, by variant and metric.
     """
 
     engine: str
@@ -124,6 +139,7 @@ class Group:
     requests: dict[str, tuple[int, int]]
     windows: dict[str, Window | None]
     categories: dict[str, dict[str, CategorySide | None]]
+    estimates: dict[tuple[Variant, str], VariantEstimate]
 
     @property
     def name(self) -> str:
@@ -179,15 +195,11 @@ def groups(summary: Summary) -> tuple[Group, ...]:
         keys.setdefault((cell.engine, cell.load), []).append(cell)
     for comparison in summary.comparisons:
         keys.setdefault((comparison.engine, comparison.load), [])
-    return tuple(
-        _group(engine, load, cells, summary.comparisons) for (engine, load), cells in keys.items()
-    )
+    return tuple(_group(engine, load, cells, summary) for (engine, load), cells in keys.items())
 
 
-def _group(
-    engine: str, load: LoadPoint, cells: list[CellSummary], comparisons: Iterable[Comparison]
-) -> Group:
-    mine = {c.metric: c for c in comparisons if c.engine == engine and c.load == load}
+def _group(engine: str, load: LoadPoint, cells: list[CellSummary], summary: Summary) -> Group:
+    mine = {c.metric: c for c in summary.comparisons if (c.engine, c.load) == (engine, load)}
     sides: dict[str, list[CellSummary]] = {
         v: [c for c in cells if c.variant == v] for v in VARIANTS
     }
@@ -206,6 +218,11 @@ def _group(
         requests={v: _requests(side) for v, side in sides.items()},
         windows={v: _window(side) for v, side in sides.items()},
         categories=_categories(sides),
+        estimates={
+            (e.variant, e.metric): e
+            for e in summary.estimates
+            if (e.engine, e.load) == (engine, load)
+        },
     )
 
 
@@ -234,7 +251,14 @@ def _row(
         ci_high=found.ci_high,
         pairs=found.pairs,
         verdict=found.verdict,
+        corrected=_corrected(found),
+        family=found.family,
     )
+
+
+def _corrected(found: Comparison) -> tuple[float, float] | None:
+    low, high = found.corrected_low, found.corrected_high
+    return None if low is None or high is None else (low, high)
 
 
 def _quantiles(cells: Sequence[CellSummary]) -> dict[str, tuple[float | None, ...]]:

@@ -29,6 +29,7 @@ from harness.records import (
     Summary,
     Timeline,
     Variant,
+    VariantEstimate,
     Verdict,
 )
 
@@ -174,6 +175,29 @@ def comparison(
         pairs=2,
         method="geometric mean of the ratio over 2 paired blocks, 95% t interval on the log scale",
         verdict=verdict,
+    )
+
+
+def estimates() -> tuple[VariantEstimate, ...]:
+    """The speeds of `summary` and its acceptance length, with intervals."""
+    figures: tuple[tuple[str, Variant, float, float], ...] = (
+        ("output_tokens_per_s", "baseline", 50.5, 1.05),
+        ("output_tokens_per_s", "speculative", 50.5 * 1.24, 1.04),
+        ("acceptance_length", "speculative", 2.64, 1.05),
+    )
+    return tuple(
+        VariantEstimate(
+            metric=metric,
+            engine="reference",
+            variant=variant,
+            load=C1,
+            value=value,
+            ci_low=value / off,
+            ci_high=value * off,
+            units=2,
+            method="geometric mean over 2 starts, 95.0% t interval on the log scale",
+        )
+        for metric, variant, value, off in figures
     )
 
 

@@ -26,6 +26,7 @@ from harness.analyse.summary import summarise
 from harness.measure.metrics import cell_metrics
 from harness.plan.schema import Plan, SpeculativeSection
 from harness.records import DraftCounts, Interval, LoadPoint, Speed
+from harness.report.verdict import verdict_sentences
 
 
 def taken_apart(cells: list[CellData], k: int | None = 3) -> Speed:
@@ -271,4 +272,7 @@ def test_forced_acceptance_is_not_compared_and_draws_no_verdict() -> None:
     assert {c.verdict for c in summary.comparisons} == {"undecided"}
     (caution,) = [c for c in summary.cautions if c.code == "forced_acceptance"]
     assert "yield 4 tokens" in caution.text
+    (told,) = verdict_sentences(summary)
+    assert told.startswith("reference: no verdict, acceptance was forced and tells nothing")
+    assert "draft tokens accepted" not in told
     assert "outputs_diverged" not in {c.code for c in summary.cautions}

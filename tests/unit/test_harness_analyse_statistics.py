@@ -124,7 +124,10 @@ def test_the_verdict_takes_the_corrected_interval_and_the_plain_one_is_shown() -
     lost = [c for c in speeds if c.ci_low > 1 >= c.corrected_low]  # type: ignore[operator]
     assert lost, "the noise was chosen so that the correction matters"
     assert {c.verdict for c in lost} == {"undecided"}
-    assert "verdict_corrected" in {c.code for c in summary.cautions}
+    (told,) = [c for c in summary.cautions if c.code == "verdict_corrected"]
+    first = lost[0]
+    assert f"differs by itself ({first.ci_low:.2f}" in told.text
+    assert f"not as one of 4 comparisons ({first.corrected_low:.2f}" in told.text
 
 
 def test_the_plan_chooses_the_question() -> None:

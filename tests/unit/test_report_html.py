@@ -197,6 +197,31 @@ def test_markdown_has_the_same_numbers(whole: tuple[Path, str, Reader]) -> None:
     assert "```\npython -m harness run --set load.concurrency=1\n```" in text
 
 
+def test_figures_stand_with_their_intervals_and_the_corrected_ones(tmp_path: Path) -> None:
+    told = made.summary(estimates=made.estimates())
+    corrected = msgspec.structs.replace(
+        told.comparisons[0], family=2, corrected_low=1.11, corrected_high=1.39
+    )
+    _, page = report(tmp_path, msgspec.structs.replace(told, comparisons=(corrected,)))
+    text = (tmp_path / "report.md").read_text()
+    speed = next(line for line in text.splitlines() if line.startswith("| output tokens/s"))
+    assert speed == (
+        "| output tokens/s | 50.5 (48.1–53.0) | 62.6 (60.2–65.1) | 1.24x (1.15–1.33) | 1.11–1.39 "
+        "| better |"
+    )
+    assert "| acceptance length | – | 2.64 (2.51–2.77) | – | – | – |" in text
+    assert "in brackets: over 2 starts, 95.0% t interval" in text
+    assert "corrected interval" in page.text("th")
+    assert "50.5 (48.1–53.0) 62.6 (60.2–65.1) 1.24x (1.15–1.33) 1.11–1.39" in page.text("td")
+
+
+def test_an_interval_of_other_cells_does_not_stand_beside_a_figure(tmp_path: Path) -> None:
+    other = msgspec.structs.replace(made.estimates()[0], value=49.0)
+    report(tmp_path, made.summary(estimates=(other,)))
+    text = (tmp_path / "report.md").read_text()
+    assert "| output tokens/s | 50.5 | 62.6 | 1.24x (1.15–1.33) | better |" in text
+
+
 @pytest.mark.parametrize(
     ("one", "absent"), [("baseline", "speculative"), ("speculative", "baseline")]
 )

@@ -43,6 +43,17 @@ def test_same_and_undecided_claim_no_difference() -> None:
     )
 
 
+def test_a_difference_that_the_correction_takes_away_is_told_with_both_intervals() -> None:
+    lost = structs.replace(
+        made.comparison("output_tokens_per_s", 1.3, 1.03, 1.63, "undecided"),
+        family=2, corrected_low=0.93, corrected_high=1.8, corrected_confidence=0.975,
+    )  # fmt: skip
+    told = verdict_sentence(made.summary(comparisons=(lost,)))
+    assert "(1.30x, 1.03–1.63; corrected for 2 comparisons 0.93–1.80)" in told
+    kept = structs.replace(lost, corrected_low=1.01, verdict="better")
+    assert "corrected" not in verdict_sentence(made.summary(comparisons=(kept,)))
+
+
 def test_void_withholds_the_verdict() -> None:
     told = made.summary(void="the client was the bottleneck: 98% of a core.")
     assert verdict_sentence(told) == (
