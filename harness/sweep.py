@@ -29,7 +29,7 @@ from harness.analyse.sweep import (
 from harness.attach import prepare_attached
 from harness.errors import UsageError
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
-from harness.plan.axes import POINTS, Step, axes_of, settings_of, steps_of
+from harness.plan.axes import CHOICE, POINTS, Step, axes_of, settings_of, steps_of
 from harness.plan.expand import launches_of
 from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request, prepare
@@ -64,8 +64,10 @@ def sweep(request: Request, over: Sequence[str], progress: Progress) -> Outcome[
     """Do the whole sweep. Mistakes of the user are raised before anything is written."""
     axes = axes_of(over)
     _check_attached(request, axes)
+    _check_swept(request, axes)
     check_out(request.out)
     parts = _parts(request, axes)
+    _check_plans(parts, axes)
     now = datetime.now(UTC)
     sweep_id = f"sweep-{now:%Y%m%d-%H%M%S}-{'-'.join(request.engines)}-{secrets.token_hex(2)}"
     folder = (request.out / sweep_id).resolve()
@@ -125,6 +127,29 @@ def _check_attached(request: Request, axes: Sequence[Axis]) -> None:
                 f"--over {axis.key}: a running server cannot be changed from here; start one for "
                 "each value, run each with --url, and compare the runs"
             )
+
+
+def _check_swept(request: Request, axes: Sequence[Axis]) -> None:
+    """What is swept must not be given a value beside: one of the two would go unheard."""
+    for item in request.sets:
+        key = item.partition("=")[0].strip()
+        if any(axis.key == key for axis in axes):
+            raise UsageError(f"--set {item}: {key} is swept with --over; leave one of the two out")
+
+
+def _check_plans(parts: Sequence[Part], axes: Sequence[Axis]) -> None:
+    if any(p.plan.compare.precision is not None for part in parts for p in part.prepared):
+        raise UsageError(
+            "compare.precision: a sweep makes compare.launches starts of every setting and stops "
+            "at none; leave it out"
+        )
+    drafting = [axis.key for axis in axes if axis.key.startswith(CHOICE)]
+    measured = {c.variant for part in parts for p in part.prepared for c in p.cells}
+    if drafting and "speculative" not in measured:
+        raise UsageError(
+            f"--over {drafting[0]}: it changes the speculative variant alone, which --variants "
+            "leaves out"
+        )
 
 
 def _parts(request: Request, axes: Sequence[Axis]) -> list[Part]:

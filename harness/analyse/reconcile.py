@@ -138,8 +138,9 @@ def counted_steps(data: CellData) -> int | None:
     if counters.problem is not None or counters.before is None or counters.after is None:
         return None
     before, after = counters.before.get("drafts") or 0, counters.after.get("drafts")
-    known = isinstance(before, int) and isinstance(after, int) and after >= before
-    return after - before if known else None
+    if not isinstance(before, int) or not isinstance(after, int) or after < before:
+        return None
+    return after - before
 
 
 def _explained(data: CellData, acceptance: Acceptance, odd: list[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,6 +18,11 @@ CHOICE = ("speculative.", "drafter.")
 POINTS = ("load.concurrency", "load.request_rate")
 """Keys whose values are load points of one start, not settings."""
 MOST_SETTINGS = 100
+NOT_SWEPT = {
+    "compare.": "it says how the sweep itself is measured: give it once, with --set",
+    "engine.port": "it is where a server listens: leave it out",
+}
+"""Keys that make no setting, and why."""
 
 
 def axes_of(items: Sequence[str]) -> tuple[Axis, ...]:
@@ -26,22 +31,33 @@ def axes_of(items: Sequence[str]) -> tuple[Axis, ...]:
     for item in items:
         key, equals, raw = item.partition("=")
         key = key.strip()
-        values = tuple(dict.fromkeys(v for part in split(raw) if (v := part.strip())))
+        values = tuple(v for part in split(raw) if (v := part.strip()))
         if not equals or not key or not values:
             raise UsageError(
                 f"--over {item}: write it as key=value,value, such as speculative.k=1,3"
             )
         if any(axis.key == key for axis in axes):
             raise UsageError(f"--over {item}: {key} is given twice; give all its values at once")
-        for value in values:
-            try:
-                parse_set(f"{key}={value}")
-            except UsageError as error:
-                raise UsageError(str(error).replace("--set", "--over", 1)) from None
-        axes.append(Axis(key=key, values=values))
+        for start, why in NOT_SWEPT.items():
+            if key.startswith(start):
+                raise UsageError(f"--over {item}: {why}")
+        axes.append(Axis(key=key, values=_different(key, values)))
     if not axes:
         raise UsageError("sweep: say what to sweep, such as --over speculative.k=1,2,3,5")
     return tuple(axes)
+
+
+def _different(key: str, values: Sequence[str]) -> tuple[str, ...]:
+    """The values, those that say the same (`2`, `2.0`) once. Raises `UsageError`."""
+    found: dict[str, Any] = {}
+    for value in values:
+        try:
+            meant = parse_set(f"{key}={value}")
+        except UsageError as error:
+            raise UsageError(str(error).replace("--set", "--over", 1)) from None
+        if meant not in found.values():
+            found[value] = meant
+    return tuple(found)
 
 
 def split(raw: str) -> list[str]:

@@ -105,6 +105,9 @@ def test_running_servers_are_swept_by_what_is_asked_of_them(start: Start, tmp_pa
     ("options", "message"),
     [
         ([], "say what to sweep"),
+        (["--over", "speculative.k=1,2", "--set", "speculative.k=3"], "leave one of the two out"),
+        (["--over", "speculative.k=1,2", "--variants", "baseline"], "--variants leaves out"),
+        (["--over", "speculative.k=1,2", "--set", "compare.precision=0.03"], "stops at none"),
         (["--over", "speculative.k=1,9"], "drafts 1 to 8 tokens"),
         (["--over", "speculative.forced_length=5"], "yields 1 to 4 tokens"),
         (["--over", "speculative.k=1,2", "--url", "http://127.0.0.1:9"], "cannot be changed"),

@@ -28,6 +28,11 @@ def test_every_combination_is_a_setting_and_load_points_are_none() -> None:
     assert settings[1].run == "runs/k1-temperature0.7-retries1"
 
 
+def test_values_that_say_the_same_are_one() -> None:
+    axes = axes_of(["speculative.forced_length=2,2.0,3", "load.concurrency=1,1,4"])
+    assert [axis.values for axis in axes] == [("2", "3"), ("1", "4")]
+
+
 def test_load_points_alone_are_one_setting() -> None:
     (only,) = settings_of(axes_of(["load.request_rate=1,2"]))
     assert (only.name, only.sets) == ("as planned", ())
@@ -44,6 +49,8 @@ def test_load_points_alone_are_one_setting() -> None:
         (["speculative.k=3,0"], "--over speculative.k=0"),
         (["speculative.k=3", "speculative.k=4"], "given twice"),
         (["speculative=3"], "is a table"),
+        (["compare.launches=1,3"], "how the sweep itself is measured"),
+        (["engine.port=8000,8001"], "where a server listens"),
     ],
 )
 def test_mistakes_are_one_line(items: list[str], message: str) -> None:
