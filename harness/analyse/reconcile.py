@@ -33,8 +33,28 @@ def acceptance_cautions(data: CellData, acceptance: Acceptance | None) -> list[C
             )
         )
         return found
-    more = (_part_told(data), _merged(acceptance.merged), _disagree(data, acceptance))
+    more = (
+        _idle(data, acceptance),
+        _part_told(data),
+        _merged(acceptance.merged),
+        _disagree(data, acceptance),
+    )
     return [*found, *(c for c in more if c is not None)]
+
+
+def _idle(data: CellData, acceptance: Acceptance) -> Caution | None:
+    """Whether the drafter never drafted. An answer of one token comes from the prefill alone."""
+    longer = sum((r.output_tokens or 0) > 1 for r in data.ok)
+    if acceptance.drafts or not longer:
+        return None
+    return Caution(
+        code="nothing_drafted",
+        text=f"no verify step was made in {longer} answers of several tokens",
+        advice=(
+            "The drafter was not used: see whether the server drafts at all, and whether it stops "
+            "at this load."
+        ),
+    )
 
 
 def _part_told(data: CellData) -> Caution | None:

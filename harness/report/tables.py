@@ -104,11 +104,12 @@ def how_pooled(groups: tuple[Group, ...]) -> str:
 
 
 def _correction(groups: tuple[Group, ...]) -> str:
-    """Of how many comparisons each verdict takes account: of the run's question, of the others."""
-    families = {row.spec.label.partition(",")[0]: row.family for g in groups for row in g.rows}
-    if max(families.values(), default=1) < 2:
+    """Of how many comparisons verdicts take account; the run's question has a family of its own."""
+    families = [row.family for g in groups for row in g.rows if row.family > 1]
+    if not families:
         return ""
-    told = " or ".join(str(n) for n in dict.fromkeys(families.values()))
+    most = max(families)
+    told = f"up to {most}" if min(families) < most else str(most)
     return f"; verdicts take account of {told} comparisons made at once (Holm)"
 
 

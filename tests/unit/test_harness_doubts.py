@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -232,6 +233,14 @@ def test_verify_calls_are_compared_where_the_counters_tell_no_more() -> None:
     found = told(wrong, before)
     assert set(found) == {"acceptance_sources_disagree", "acceptance"}
     assert "the counters tell 23 verify steps" in found["acceptance_sources_disagree"].text
+
+
+def test_a_drafter_that_never_drafts_is_told() -> None:
+    none = replace(START, generation_tokens=165, requests_finished=15)
+    silent = [msgspec.structs.replace(r, acceptance=None, chunk_tokens=None) for r in PLAIN]
+    found = told(none, records=silent)
+    assert set(found) == {"nothing_drafted", "acceptance"}
+    assert "in 5 answers of several tokens" in found["nothing_drafted"].text
 
 
 @pytest.mark.parametrize("drafts", [("x", 60), (40, "x"), (60, 40), (None, 60.5)])
