@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 
 Variant = Literal["baseline", "speculative"]
 VARIANTS: tuple[Variant, ...] = ("baseline", "speculative")

@@ -43,6 +43,7 @@ from harness.measure.store import (
 )
 from harness.progress import PlainProgress
 from harness.records import DraftCounts, EngineCounters, Metrics
+from harness.report.tables import render_text
 from harness.run import resume, telling_how_to_go_on
 
 
@@ -420,6 +421,21 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(UsageError, match="cannot be read"):
         folder.manifest() if name == "manifest.json" else folder.summary()
+
+
+def test_summaries_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "results" / "example" / "summary.json"
+    now = json.loads(example.read_bytes())
+    first = {k: v for k, v in now.items() if k not in ("splits", "estimates", "speed", "parity")}
+    first["schema_version"] = "1.0"
+    for comparison in first["comparisons"]:
+        for name in ("corrected_low", "corrected_high", "corrected_confidence", "family"):
+            del comparison[name]
+    for told in (now, first):
+        (tmp_path / "summary.json").write_text(json.dumps(told))
+        summary = RunFolder(tmp_path).summary()
+        assert summary.comparisons[0].ratio == now["comparisons"][0]["ratio"]
+        assert "output tokens/s" in render_text(summary)
 
 
 def test_counts_below_zero_are_no_counts(tmp_path: Path) -> None:
