@@ -34,7 +34,7 @@ from harness.measure.metrics import window_ns
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
 from harness.pace import announced
 from harness.plan.expand import launches_of
-from harness.plan.schema import as_dict
+from harness.plan.schema import Plan, as_dict
 from harness.precision import by_engine, check_precision, further, grow, grown
 from harness.prepare import Prepared, Request, api_key, prepare
 from harness.probes import (
@@ -386,6 +386,7 @@ def read_cell(folder: RunFolder, cell: Cell) -> CellData:
 def read_run(folder: RunFolder) -> RunData:
     """Everything that the folder holds for the analysis. Raises `UsageError`."""
     manifest = folder.manifest()
+    check_plans(folder, manifest)
     known = {c.cell_id: c for c in manifest.cells}
     cells = [read_cell(folder, known[cell_id]) for cell_id in folder.saved_cells(list(known))]
     return RunData(
@@ -397,6 +398,18 @@ def read_run(folder: RunFolder) -> RunData:
         ties=read_ties(folder),
         floor=read_floor(folder),
     )
+
+
+def check_plans(folder: RunFolder, manifest: Manifest) -> None:
+    """Raise `UsageError` where a manifest's plans are none, or a cell's engine has none."""
+    path, told = folder.path / "manifest.json", manifest.plan.get("engines")
+    try:
+        plans = msgspec.convert(told, dict[str, Plan])
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path}: plan.engines cannot be read ({error})") from None
+    for cell in manifest.cells:
+        if cell.engine not in plans:
+            raise UsageError(f"{path}: {cell.cell_id} is of {cell.engine}, which has no plan in it")
 
 
 def read_launches(folder: RunFolder) -> list[LaunchRecord]:

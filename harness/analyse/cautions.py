@@ -145,6 +145,7 @@ def run_cautions(
     """Everything odd about the run as a whole, engine by engine."""
     found: list[Caution | None] = []
     for engine in run.engines():
+        found.append(_cells_missing(run, engine))
         found.append(_few_repeats(run, engine))
         found.append(_few_requests(run, engine))
         found.append(_repeated_prompts(run, engine))
@@ -157,6 +158,25 @@ def run_cautions(
         found.extend(fairness_cautions(run, engine, comparisons, metrics))
     found.extend(_labels(run))
     return tuple(c for c in found if c is not None)
+
+
+def _cells_missing(run: RunData, engine: str) -> Caution | None:
+    """Whether cells that were planned are not there, and nothing tells why."""
+    told = any(launch.failure is not None for launch in run.launches if launch.engine == engine)
+    saved = {c.cell.cell_id for c in run.select(engine)}
+    planned = [c.cell_id for c in run.manifest.cells if c.engine == engine]
+    missing = [cell_id for cell_id in planned if cell_id not in saved]
+    if not saved or not missing or told or "capacity" in run.manifest.plan:
+        return None  # a failure is told by itself; a search leaves loads out that it need not try
+    return Caution(
+        code="cells_missing",
+        text=f"{engine}: {len(missing)} of {len(planned)} planned cells are not there, first "
+        f"{missing[0]}",
+        advice=(
+            "Measure them with `python -m harness resume`. If they were removed, all figures are "
+            "of a choice of the cells."
+        ),
+    )
 
 
 def _few_repeats(run: RunData, engine: str) -> Caution | None:

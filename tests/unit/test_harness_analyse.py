@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from harness_records import C1, cell, counters, failed, request, run_of, scaled, timeline
 from hypothesis import given
@@ -24,7 +25,15 @@ from harness.plan.schema import (
     SamplingSection,
     WorkloadSection,
 )
-from harness.records import ClientFigures, DraftCounts, LaunchRecord, LoadPoint, Summary, Timeline
+from harness.records import (
+    VARIANTS,
+    ClientFigures,
+    DraftCounts,
+    LaunchRecord,
+    LoadPoint,
+    Summary,
+    Timeline,
+)
 
 COUNTS = DraftCounts(drafts=20, drafted=60, accepted=30, per_position=(15, 10, 5))
 POSITIVE = st.floats(1e-3, 1e3)
@@ -474,3 +483,12 @@ def test_the_same_records_give_the_same_bytes() -> None:
     assert to_json(paired_run(factors)) == to_json(paired_run(factors))
     assert paired_run(factors).cells[0].load == C1
     assert paired_run(factors).title == "m/target with drafter-mla on reference"
+
+
+def test_cells_that_are_not_there_are_told() -> None:
+    cells = [cell(v, r, scaled(1.0)) for r in range(3) for v in VARIANTS]
+    run = run_of(cells)
+    assert "cells_missing" not in {c.code for c in summarise(run).cautions}
+    part = msgspec.structs.replace(run, cells=cells[:-2])
+    (told,) = [c for c in summarise(part).cautions if c.code == "cells_missing"]
+    assert told.text.startswith("reference: 2 of 6 planned cells are not there, first reference-")

@@ -44,7 +44,7 @@ from harness.measure.store import (
 from harness.progress import PlainProgress
 from harness.records import DraftCounts, EngineCounters, Metrics
 from harness.report.tables import render_text
-from harness.run import resume, telling_how_to_go_on
+from harness.run import analyse, resume, telling_how_to_go_on
 
 
 def test_latencies_of_one_request() -> None:
@@ -483,6 +483,27 @@ def test_a_run_of_another_major_version_is_refused(tmp_path: Path) -> None:
     assert a_manifest(tmp_path, schema_version="1.9").manifest().run_id == "r"
     with pytest.raises(UsageError, match=r"schema 7\.0"):
         a_manifest(tmp_path, schema_version="7.0").manifest()
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ({}, "plan.engines cannot be read"),
+        ({"engines": {"vllm": 7}}, "plan.engines cannot be read"),
+        ({"engines": {"vllm": {"compare": {"confidence": 0}}}}, r"cannot be read \(Expected"),
+        ({"engines": {}}, "c is of vllm, which has no plan"),
+    ],
+)
+def test_a_manifest_whose_plans_are_damaged_is_not_analysed(
+    tmp_path: Path, plan: Any, said: str
+) -> None:
+    one = {
+        "cell_id": "c", "engine": "vllm", "variant": "baseline", "repeat": 0, "seed": 0,
+        "load": {"mode": "closed"},
+    }  # fmt: skip
+    a_manifest(tmp_path, plan=plan, cells=[one])
+    with pytest.raises(UsageError, match=said):
+        analyse(tmp_path)
 
 
 def test_two_harnesses_do_not_measure_into_one_folder(tmp_path: Path) -> None:
