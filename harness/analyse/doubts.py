@@ -12,6 +12,7 @@ Three facts hold of an engine that counts right, and each check holds the counts
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import msgspec
 
@@ -147,7 +148,9 @@ def counter_cautions(data: CellData, sources: Sources) -> list[Caution]:
     speculative = data.cell.variant == "speculative"
     found = [_unreadable(data, speculative), *_traffic(data, speculative)]
     if speculative:
-        found += [_unsettled(data), _bonus(data, sources), _bonus_of_requests(data, sources)]
+        bonus = [_bonus(data, sources), _bonus_of_requests(data, sources)]
+        found += [_unsettled(data), *bonus]
+        found += [] if any(bonus) else [_positions(sources)]
     return [c for c in found if c is not None]
 
 
@@ -260,10 +263,34 @@ def _bonus_of_requests(data: CellData, sources: Sources) -> Caution | None:
     return None if why is None else _bonus_caution("per_request", why)
 
 
+NAMES = {"counters": "the server's counters", "per_request": "the requests' own figures"}
+
+
+def _positions(sources: Sources) -> Caution | None:
+    """Whether the counts by position are not those of the same accepted tokens."""
+    for source, name in NAMES.items():
+        counts = sources.get(source)
+        if counts is None or not counts.drafts or counts.per_position is None:
+            continue
+        by_position = sum(counts.per_position)
+        reached = (counts.drafts, *counts.per_position)
+        rising = any(after > before for before, after in pairwise(reached))
+        if rising or abs(by_position - counts.accepted) > TRAFFIC * counts.accepted:
+            told = ", ".join(map(str, counts.per_position[:9]))
+            return Caution(
+                code="positions_disagree",
+                text=(
+                    f"{name} tell {counts.accepted} accepted tokens, and by position {told}, "
+                    f"{by_position} in all" + ("; these should only fall" if rising else "")
+                ),
+                advice="Believe the acceptance length; the rates by position are not of its steps.",
+            )
+    return None
+
+
 def _bonus_caution(source: str, why: str) -> Caution:
-    names = {"counters": "the server's counters", "per_request": "the requests' own figures"}
     return Caution(
         code=f"{source}_count_bonus",
-        text=f"{names[source]} count the bonus token as an accepted draft token: {why}",
+        text=f"{NAMES[source]} count the bonus token as an accepted draft token: {why}",
         advice=f"Their acceptance length is one too large. {NEXT_SOURCE}",
     )

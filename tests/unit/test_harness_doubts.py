@@ -235,6 +235,22 @@ def test_verify_calls_are_compared_where_the_counters_tell_no_more() -> None:
     assert "the counters tell 23 verify steps" in found["acceptance_sources_disagree"].text
 
 
+@pytest.mark.parametrize(
+    ("positions", "said"),
+    [
+        ((45, 25, 30), "40 in all; these should only fall"),
+        ((45, 30), "accepted tokens, and by position 15, 10, 25 in all"),
+        ((42, 35, 13), "30 in all; these should only fall"),
+    ],
+)
+def test_positions_that_are_not_of_the_accepted_tokens(
+    positions: tuple[int, ...], said: str
+) -> None:
+    found = told(grown(accepted_per_position=positions))
+    assert set(found) == {"positions_disagree", "acceptance"}
+    assert said in found["positions_disagree"].text
+
+
 def test_a_drafter_that_never_drafts_is_told() -> None:
     none = replace(START, generation_tokens=165, requests_finished=15)
     silent = [msgspec.structs.replace(r, acceptance=None, chunk_tokens=None) for r in PLAIN]
