@@ -14,7 +14,9 @@ def speed_cautions(run: RunData, speeds: Iterable[Speed]) -> tuple[Caution, ...]
     """Everything odd about why a run is as fast as it is."""
     found: list[Caution | None] = [_forced(run, engine) for engine in run.engines()]
     for speed in speeds:
-        found += [_below_break_even(speed), _other_batch(speed)]
+        forced = forced_length(run.plan(speed.engine)) is not None
+        # A forced length is asked for, not reached: that it does not pay is no drafter's fault.
+        found += [None if forced else _below_break_even(speed), _other_batch(speed)]
     return tuple(c for c in found if c is not None)
 
 
@@ -49,8 +51,8 @@ def _below_break_even(speed: Speed) -> Caution | None:
             + ("a step do not pay" if sure else "a step may not pay, which is undecided,")
             + f" for verify steps that cost {told} baseline tokens"
         ),
-        advice=("" if sure else "Measure more before you believe a loss; then: ")
-        + "Lower speculative.k or the load, or train a better drafter.",
+        advice=("Lower" if sure else "Measure more before you believe a loss; if it is one, lower")
+        + " speculative.k or the load, or train a better drafter.",
     )
 
 

@@ -272,6 +272,9 @@ def test_forced_acceptance_is_not_compared_and_draws_no_verdict() -> None:
     assert {c.verdict for c in summary.comparisons} == {"undecided"}
     (caution,) = [c for c in summary.cautions if c.code == "forced_acceptance"]
     assert "yield 4 tokens" in caution.text
+    slow = [c for r in range(3) for c in pair([1, 1, 1], 1000, 3500, r)]
+    assert "below_break_even" in {c.code for c in summarise(run_of(slow)).cautions}
+    assert "below_break_even" not in {c.code for c in summarise(run_of(slow, plan=forced)).cautions}
     (told,) = verdict_sentences(summary)
     assert told.startswith("reference: no verdict, acceptance was forced and tells nothing")
     assert "draft tokens accepted" not in told
