@@ -11,7 +11,7 @@ import msgspec
 
 from harness.analyse.bootstrap import FEWEST_STARTS, Floats, figures, hierarchical, pair_sums
 from harness.analyse.data import CellData, RunData, pairs
-from harness.analyse.statistics import LogMean, holm, log_mean, verdict
+from harness.analyse.statistics import LogMean, holm, log_mean, percent_of, verdict
 from harness.analyse.stopping import first_look, stopped_confidence
 from harness.errors import one_line
 from harness.measure.metrics import DEFINITIONS
@@ -159,9 +159,9 @@ def _comparison(
 ) -> Comparison:
     cell = blocks[0].cells[0].cell
     low, high = found.interval(confidence) or (None, None)
-    said = f"{plan['confidence']:.0%}"
+    said = percent_of(plan["confidence"])
     if confidence != plan["confidence"]:
-        said += f" (at every look {confidence:.1%}, as it stopped by its width)"
+        said += f" (at every look {percent_of(confidence)}, as it stopped by its width)"
     baseline = geometric_mean(
         [geometric_mean([p.baseline for p in own]) for own in starts_of(blocks)]
     )

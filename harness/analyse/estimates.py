@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from harness.analyse.compare import COMPARED, interval_confidence, value_of
 from harness.analyse.data import CellData, RunData
-from harness.analyse.statistics import log_mean, t_quantile
+from harness.analyse.statistics import log_mean, percent_of, t_quantile
 from harness.measure.metrics import pool
 from harness.records import VARIANTS, DraftCounts, Metrics, VariantEstimate
 
@@ -53,7 +53,8 @@ def _figure(
         return None
     mean = log_mean(logs)
     low, high = mean.interval(confidence) or (None, None)
-    method = f"geometric mean over {len(logs)} starts, {confidence:.1%} t interval on the log scale"
+    interval = f"{percent_of(confidence)} t interval on the log scale"
+    method = f"geometric mean over {len(logs)} starts, {interval}"
     return _estimate(name, cells[0], (math.exp(mean.mean), low, high), len(logs), method)
 
 
@@ -74,7 +75,8 @@ def _acceptance(
         return None
     value, half = found
     ends = (None, None) if half is None else (1 + max(0.0, value - half), 1 + value + half)
-    method = f"1 + accepted / drafts pooled over {len(units)} {what}, {confidence:.1%} t interval"
+    interval = f"{percent_of(confidence)} t interval"
+    method = f"1 + accepted / drafts pooled over {len(units)} {what}, {interval}"
     return _estimate(ACCEPTANCE, cells[0], (1 + value, *ends), len(units), method)
 
 

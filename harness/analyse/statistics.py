@@ -106,6 +106,13 @@ def holm(p_values: Sequence[float], alphas: Sequence[float]) -> list[float]:
     return levels
 
 
+def percent_of(confidence: float) -> str:
+    """A confidence in words, by as many digits as its distance to 1 has: 95%, 97.5%, 99.17%."""
+    digits = max(1, -math.floor(math.log10(1 - confidence)) - 1) if confidence < 1 else 0
+    told = f"{100 * confidence:.{digits}f}"
+    return f"{told.rstrip('0').rstrip('.') if '.' in told else told}%"
+
+
 def t_quantile(probability: float, degrees: int) -> float:
     """Quantile of Student's t distribution."""
     from scipy.special import stdtrit

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from harness.analyse.statistics import percent_of
 from harness.analyse.sweep import NO_DRAFTER, Best, Outlook, Point, Sweep
 from harness.errors import UsageError
 from harness.report import speed, style, words
@@ -72,7 +73,7 @@ def best_sentence(best: Best) -> str:
     gain = speed.ratio(best.speedup)
     among = (
         f"{words.plural(best.compared, 'candidate')}, each pair compared at "
-        f"{words.percent(best.each)} over {words.plural(best.starts, 'start')}"
+        f"{percent_of(best.each)} over {words.plural(best.starts, 'start')}"
     )
     if best.named is None:
         return f"{where}: undecided between {', '.join(best.undecided)} ({among})."

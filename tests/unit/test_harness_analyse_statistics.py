@@ -16,7 +16,7 @@ from harness.analyse.bootstrap import FEWEST_STARTS, PairSums, figures, hierarch
 from harness.analyse.data import CellData
 from harness.analyse.estimates import pooled_ratio
 from harness.analyse.simulated import PLAIN, PRECISION, REALISTIC
-from harness.analyse.statistics import LogMean, holm, log_mean, t_p_value, t_quantile
+from harness.analyse.statistics import LogMean, holm, log_mean, percent_of, t_p_value, t_quantile
 from harness.analyse.stopping import stopped_confidence
 from harness.analyse.summary import summarise
 from harness.measure.store import to_json
@@ -380,3 +380,18 @@ def test_the_table_is_printed_for_a_share_of_the_runs(
 def test_acceptance_over_starts_covers_what_it_says() -> None:
     missed = simulated.acceptance_misses(np.random.default_rng(1), 2000, 4, sizes=0.1, between=0.02)
     assert 73 <= missed <= 129  # 100 are expected; 99% of such runs lie within
+
+
+@pytest.mark.parametrize(
+    ("confidence", "said"),
+    [(0.95, "95%"), (0.9, "90%"), (0.975, "97.5%"), (0.979, "97.9%"), (1 - 0.05 / 6, "99.17%"),
+     (1 - 0.05 / 4950, "99.999%"), (0.999999999, "99.9999999%")],
+)  # fmt: skip
+def test_a_confidence_is_never_rounded_to_certainty(confidence: float, said: str) -> None:
+    assert percent_of(confidence) == said
+
+
+@given(st.floats(0.5, 1 - 1e-9, exclude_min=True))
+def test_a_confidence_in_words_is_as_far_from_1_as_itself(confidence: float) -> None:
+    told = float(percent_of(confidence).rstrip("%")) / 100
+    assert told < 1 and abs(told - confidence) <= 0.1 * (1 - confidence) + 1e-12
