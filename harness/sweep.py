@@ -28,7 +28,7 @@ from harness.analyse.sweep import (
 )
 from harness.attach import prepare_attached
 from harness.errors import UsageError
-from harness.measure.store import RunFolder, read_json, to_json, write_atomic
+from harness.measure.store import RunFolder, check_version, read_json, to_json, write_atomic
 from harness.plan.axes import CHOICE, POINTS, Step, axes_of, settings_of, steps_of
 from harness.plan.expand import launches_of
 from harness.plan.schema import as_dict
@@ -117,7 +117,9 @@ def is_sweep(path: Path) -> bool:
 
 def read_sweep(folder: Path) -> Sweep:
     """A folder's `sweep.json`. Raises `UsageError`."""
-    return read_json(folder / SWEEP, Sweep)
+    told = read_json(folder / SWEEP, Sweep)
+    check_version(folder / SWEEP, told.schema_version)
+    return told
 
 
 def _check_attached(request: Request, axes: Sequence[Axis]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from harness.report import frontier, style, words
 from harness.report.markdown import render_markdown
 from harness.report.page import Page, make_page
 from harness.report.run_data import read_run
-from harness.report.templating import TEMPLATES, templates
+from harness.report.templating import TEMPLATES, templates, write_whole
 
 
 def write_report(run_dir: Path) -> Path:
@@ -29,9 +28,9 @@ def write_report(run_dir: Path) -> Path:
     for old in folder.glob("*.svg"):
         old.unlink()
     for plot in plots:
-        _write(folder / f"{plot.name}.svg", style.standalone(plot.svg, plot.alt))
-    _write(run_dir / "report.md", render_markdown(page))
-    _write(run_dir / "report.html", render_html(page))
+        write_whole(folder / f"{plot.name}.svg", style.standalone(plot.svg, plot.alt))
+    write_whole(run_dir / "report.md", render_markdown(page))
+    write_whole(run_dir / "report.html", render_html(page))
     return run_dir / "report.html"
 
 
@@ -47,14 +46,3 @@ def render_html(page: Page) -> str:
         css=Markup((TEMPLATES / "report.css").read_text("utf-8")),
         js=Markup((TEMPLATES / "sort.js").read_text("utf-8")),
     )
-
-
-def _write(path: Path, text: str) -> None:
-    """Write whole or not at all, so that a reader never sees half a page."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(text, "utf-8", errors="replace")
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -13,7 +13,7 @@ from harness.analyse.sweep import NO_DRAFTER, Best, Outlook, Point, Sweep
 from harness.errors import UsageError
 from harness.report import speed, style, words
 from harness.report.style import Plot
-from harness.report.templating import TEMPLATES, templates
+from harness.report.templating import TEMPLATES, templates, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -233,7 +233,7 @@ def write_report(folder: Path) -> Path:
     for old in place.glob("*.svg"):
         old.unlink()
     for plot in drawn:
-        (place / f"{plot.name}.svg").write_text(style.standalone(plot.svg, plot.alt), "utf-8")
+        write_whole(place / f"{plot.name}.svg", style.standalone(plot.svg, plot.alt))
     environment = templates(autoescape=True)
     environment.filters["svg"] = Markup
     page = environment.get_template("sweep.html.j2").render(
@@ -248,5 +248,5 @@ def write_report(folder: Path) -> Path:
         runs=[(s.name, f"{s.run}/report.html") for s in found.settings],
         css=Markup((TEMPLATES / "report.css").read_text("utf-8")),
     )
-    (folder / "report.html").write_text(page, "utf-8", errors="replace")
+    write_whole(folder / "report.html", page)
     return folder / "report.html"

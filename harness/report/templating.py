@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,3 +22,14 @@ def templates(*, autoescape: bool) -> Environment:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write whole or not at all, so that a reader never sees half a page."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text, "utf-8", errors="replace")
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -11,7 +11,9 @@ from harness_records import counters, request, timeline
 
 from engines.base import EngineFailed, Launch, ServeSpec
 from harness import sweep
-from harness.measure.store import RunFolder
+from harness.analyse.sweep import Sweep
+from harness.errors import UsageError
+from harness.measure.store import RunFolder, to_json
 from harness.plan.expand import expand
 from harness.plan.schema import (
     CompareSection,
@@ -23,6 +25,7 @@ from harness.plan.schema import (
 from harness.prepare import Prepared, Request
 from harness.progress import PlainProgress
 from harness.records import VARIANTS, Cell, Setting
+from harness.report.sweep import write_report
 
 
 class Adapter:
@@ -128,3 +131,23 @@ def test_a_baseline_is_linked_once_and_again_after_it_was_cut_short(tmp_path: Pa
     files = [run.cell(cell) / "requests.parquet" for run in (source, target)]
     assert files[0].samefile(files[1])
     assert [p.name for p in (target.path / "cells").iterdir()] == [cell]
+
+
+def test_a_sweep_of_another_major_version_is_refused(tmp_path: Path) -> None:
+    told = Sweep(schema_version="1.0", sweep_id="s", request={}, axes=(), settings=())
+    (tmp_path / sweep.SWEEP).write_bytes(to_json(told))
+    assert sweep.read_sweep(tmp_path) == told
+    (tmp_path / sweep.SWEEP).write_bytes(
+        to_json(msgspec.structs.replace(told, schema_version="7.0"))
+    )
+    with pytest.raises(UsageError, match=r"schema 7\.0"):
+        sweep.read_sweep(tmp_path)
+
+
+def test_a_sweeps_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    told = Sweep(schema_version="1.2", sweep_id="s", request={}, axes=(), settings=())
+    (tmp_path / sweep.SWEEP).write_bytes(to_json(told))
+    (tmp_path / "report.html" / "in the way").mkdir(parents=True)
+    with pytest.raises(OSError):
+        write_report(tmp_path)
+    assert not list(tmp_path.glob("*.part"))

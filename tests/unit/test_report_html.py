@@ -19,6 +19,7 @@ from harness.errors import UsageError
 from harness.records import Caution, LaunchRecord, LoadPoint, Phase, Summary, Variant
 from harness.report.html import write_report
 from harness.report.markdown import escape, fence
+from harness.report.templating import write_whole
 
 VOID_TAGS = {"meta", "link", "br", "img", "input", "hr"}
 HOSTILE = '<script>alert("1")</script> $\\frac{1}$ | `x` & \x07'
@@ -452,9 +453,7 @@ def test_markdown_escapes() -> None:
 
 
 def test_a_page_that_cannot_be_written_leaves_no_half_of_it(tmp_path: Path) -> None:
-    from harness.report.html import _write
-
     (tmp_path / "report.html" / "in the way").mkdir(parents=True)
     with pytest.raises(OSError):
-        _write(tmp_path / "report.html", "page")
+        write_whole(tmp_path / "report.html", "page")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
