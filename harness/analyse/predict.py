@@ -20,8 +20,8 @@ from harness.records import Interval, Prediction
 
 BEYOND = 2
 """So many draft tokens beyond the largest measured k are predicted as well."""
-FEW_STARTS = 3
-"""With as many starts or more, the starts are the units of the interval, else the blocks."""
+FEWEST_STARTS = 2
+"""With as many or more the starts are the units of an interval, of one alone its blocks."""
 
 Key = tuple[int, int]
 """Repeat and block."""
@@ -58,9 +58,9 @@ def estimate(values: Sequence[tuple[int, float]], *, confidence: float) -> Inter
 
 
 def units_of(values: Sequence[tuple[int, float]]) -> list[float]:
-    """What counts as independent: a start's geometric mean, or with few starts each block."""
+    """What counts as independent: a start's geometric mean, or of a single start each block."""
     repeats = sorted({repeat for repeat, _ in values})
-    if len(repeats) < FEW_STARTS:
+    if len(repeats) < FEWEST_STARTS:
         return [v for _, v in values]
     return [geometric_mean(v for r, v in values if r == repeat) for repeat in repeats]
 

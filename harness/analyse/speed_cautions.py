@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.analyse.compare import load_words
-from harness.analyse.data import RunData
+from harness.analyse.data import RunData, pairs
 from harness.analyse.speed import forced_length
 from harness.records import Caution, Speed
 
@@ -16,7 +16,7 @@ def speed_cautions(run: RunData, speeds: Iterable[Speed]) -> tuple[Caution, ...]
     for speed in speeds:
         forced = forced_length(run.plan(speed.engine)) is not None
         # A forced length is asked for, not reached: that it does not pay is no drafter's fault.
-        found += [None if forced else _below_break_even(speed), _other_batch(speed)]
+        found += [None if forced else _below_break_even(run, speed), _other_batch(speed)]
     return tuple(c for c in found if c is not None)
 
 
@@ -35,11 +35,12 @@ def _forced(run: RunData, engine: str) -> Caution | None:
     )
 
 
-def _below_break_even(speed: Speed) -> Caution | None:
+def _below_break_even(run: RunData, speed: Speed) -> Caution | None:
     if speed.decode.value >= 1:
         return None
     # One start of each variant, or an interval that holds 1: it may be so, and may not.
-    sure = speed.decode.ci_high is not None and speed.decode.ci_high < 1
+    starts = {both[0].cell.repeat for both in pairs(run.select(speed.engine, load=speed.load))}
+    sure = len(starts) > 1 and speed.decode.ci_high is not None and speed.decode.ci_high < 1
     cost = speed.relative_step_cost
     told = f"{cost.value:.2f}"
     if cost.ci_low is not None and cost.ci_high is not None:

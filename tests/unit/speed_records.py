@@ -50,8 +50,17 @@ def drafts_of(steps: Steps, k: int) -> DraftCounts:
 
 
 def pair(
-    steps: Steps, token_us: int, step_us: int, repeat: int = 0, *, first: tuple[int, int] = (5, 5)
+    steps: Steps,
+    token_us: int,
+    step_us: int,
+    repeat: int = 0,
+    *,
+    first: tuple[int, int] = (5, 5),
+    block: int = 0,
 ) -> list[CellData]:
     base = answers([1] * sum(steps), token_us, first_us=1000 * first[0], k=0)
     spec = answers(steps, step_us, first_us=1000 * first[1])
-    return [cell("baseline", repeat, base), cell("speculative", repeat, spec)]
+    return [
+        cell("baseline", repeat, base, block=block),
+        cell("speculative", repeat, spec, block=block),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import geometric_mean
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from harness.analyse.predict import (
     Measured,
     Unit,
     cost_at,
+    estimate,
     length_at,
     line,
     predict,
@@ -136,6 +138,34 @@ def test_intervals_are_over_blocks_and_need_two() -> None:
     assert speed.tokens_per_step.ci_low == pytest.approx(2.5)
     alone = taken_apart(pair([2, 3], 1000, 1000))
     assert alone.relative_step_cost == Interval(value=pytest.approx(1.0))
+
+
+def test_of_two_starts_the_blocks_are_not_the_units() -> None:
+    costs = [(0, 1.0), (0, 1.01), (0, 0.99), (1, 1.2), (1, 1.21), (1, 1.19)]
+    found = estimate(costs, confidence=0.95)
+    assert found == estimate([(0, found_of(costs, 0)), (1, found_of(costs, 1))], confidence=0.95)
+    assert found.ci_low is not None and found.ci_low < 0.5  # one degree of freedom
+    alone = estimate(costs[:3], confidence=0.95)
+    assert alone.ci_low is not None and alone.ci_low > 0.9
+
+
+def found_of(values: list[tuple[int, float]], repeat: int) -> float:
+    return geometric_mean(v for r, v in values if r == repeat)
+
+
+def test_a_loss_is_sure_with_several_starts_alone() -> None:
+    def advice(starts: int, blocks: int) -> str:
+        cells = [
+            c
+            for r in range(starts)
+            for b in range(blocks)
+            for c in pair([1, 1, 1], 1000, 3500 + 10 * b + 10 * r, r, block=b)
+        ]
+        (told,) = [c for c in summarise(run_of(cells)).cautions if c.code == "below_break_even"]
+        return told.advice
+
+    assert advice(1, 5).startswith("Measure more")
+    assert advice(3, 1).startswith("Lower")
 
 
 def test_nothing_to_time_is_none() -> None:
