@@ -22,6 +22,7 @@ import msgspec
 from harness.analyse.data import CellData, RunData
 from harness.measure.metrics import acceptance_length, client_counts
 from harness.measure.metrics import pool as pool_counts
+from harness.measure.table import RequestTable
 from harness.records import Caution, Degenerate, DraftCounts, RequestRecord
 
 GRAM = 4
@@ -155,7 +156,7 @@ def is_degenerate(record: RequestRecord) -> bool | None:
 def degenerate_of(data: CellData) -> Degenerate | None:
     """A cell's degenerate answers; None where none was long enough to be judged."""
     step = max(1, -(-len(data.records) // MOST_JUDGED))
-    judged = [(r, is_degenerate(r)) for r in data.records[::step] if r.status == "ok"]
+    judged = [(r, is_degenerate(r)) for r in data.records[::step].ok]
     known = [(r, circles) for r, circles in judged if circles is not None]
     if not known:
         return None
@@ -181,7 +182,8 @@ def _size(record: RequestRecord) -> int:
 
 def _pooled(records: Sequence[RequestRecord]) -> DraftCounts | None:
     """By the engine's own figures; where it tells none, by the tokens of each chunk."""
-    return pool_counts([r.acceptance for r in records]) or client_counts(records)
+    table = RequestTable.of(records)
+    return pool_counts(table.drafts) or client_counts(table)
 
 
 def pool(parts: Sequence[Degenerate | None]) -> Degenerate | None:

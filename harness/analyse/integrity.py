@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from harness.analyse.data import CellData
+from harness.measure.columns import TEXTS_AT_ONCE, Bools, Integers, Names
+from harness.measure.table import RequestTable
 from harness.records import Integrity, RequestRecord, Tie
 
 SHOWN = 5
+PARTED = "\x1f"
+"""Between the thinking and the answer where the two are compared as one text."""
 NEAR_TIE = {"float32": 0.05, "float16": 0.1}
 NEAR_TIE_ELSE = 0.5
 """Nats; bfloat16 and what is not known. Its 8 bits put neighbouring logits of 16 to 32 0.125 apart.
@@ -22,16 +27,31 @@ GROSS_GAP = 2.0
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an answer first parts from the baseline's."""
+    """Where an answer first parts from the baseline's; `key`: the candidate's cell and index.
 
-    baseline: RequestRecord
-    candidate: RequestRecord
-    place: dict[str, Any]
+    `theirs` and `ours` are the two answers, tables of one record.
+    """
+
+    key: tuple[str, int]
+    theirs: RequestTable
+    ours: RequestTable
 
     @property
-    def key(self) -> tuple[str, int]:
-        """The candidate's cell and index."""
-        return self.candidate.cell_id, self.candidate.index
+    def baseline(self) -> RequestRecord:
+        """The baseline's answer."""
+        return self.theirs[0]
+
+    @property
+    def candidate(self) -> RequestRecord:
+        """The answer that parts from it."""
+        return self.ours[0]
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """See `first_divergence`."""
+        found = first_divergence(self.baseline, self.candidate)
+        assert found is not None
+        return found
 
 
 def near_tie_bound(dtype: str | None) -> float:
@@ -52,7 +72,9 @@ def compare_outputs(
     a server said of the divergences, by cell and index.
     """
     compared, parted = divergences(baseline, candidate)
-    known = {d.key: found for d in parted if (found := tie_of(d, ties or {})) is not None}
+    ties = ties or {}
+    asked_of = (d for d in parted if d.key in ties)
+    known = {d.key: found for d in asked_of if (found := tie_of(d, ties)) is not None}
     gaps = [tie.gap for tie in known.values() if tie.gap is not None]
     errors = sum(gap > near_tie_bound(dtype) for gap in gaps)
     asked = bool(gaps) or not parted
@@ -73,22 +95,84 @@ def divergences(baseline: CellData, candidate: CellData) -> tuple[int, list[Dive
     A later turn of a conversation counts only while the turns before it were the same: else it is
     the answer to another question.
     """
-    theirs = {(r.index, r.prompt_id): r for r in baseline.ok}
-    parted: list[Divergence] = []
-    apart: set[tuple[str, int]] = set()
-    compared = 0
-    for record in sorted(candidate.ok, key=lambda r: r.index):
-        other = theirs.get((record.index, record.prompt_id))
-        talk = (record.prompt_id, record.index - record.turn)
-        if other is None or talk in apart:
-            continue
-        compared += 1
-        place = first_divergence(other, record)
-        if place is not None:
-            parted.append(Divergence(baseline=other, candidate=record, place=place))
-            if record.conversation is not None:
-                apart.add(talk)
-    return compared, parted
+    base, cand = baseline.ok, candidate.ok
+    cand = cand.take(np.argsort(cand.ints("index").values, kind="stable"))
+    theirs, ours = matched_rows(base, cand)
+    parts = differ(base.take(theirs), cand.take(ours))
+    after = _after_a_divergence(cand.take(ours), parts)
+    at = np.flatnonzero(parts & ~after)
+    cells, indices = cand.names("cell_id").take(ours[at]).python(), cand.ints("index")
+    rows = zip(theirs[at, None], ours[at, None], strict=True)
+    keys = zip(cells, indices.take(ours[at]).python(), strict=True)
+    parted = [
+        Divergence(key=key, theirs=base.take(their), ours=cand.take(our))
+        for key, (their, our) in zip(keys, rows, strict=True)
+    ]
+    return int((~after).sum()), parted
+
+
+def _after_a_divergence(table: RequestTable, parts: Bools) -> Bools:
+    """Which turns come after one of their conversation that parted; `table` is by index."""
+    talking = np.flatnonzero(parts & table.names("conversation").known)
+    if not len(talking):
+        return np.zeros(len(table), bool)
+    begun = table.ints("index").values - table.ints("turn").values
+    talks = np.column_stack([table.names("prompt_id").codes, begun])
+    number = np.unique(talks, axis=0, return_inverse=True)[1].reshape(-1)
+    first = np.full(len(table), len(table))  # of each talk, the first row that parted
+    np.minimum.at(first, number[talking], talking)
+    after: Bools = np.arange(len(table)) > first[number]
+    return after
+
+
+def matched_rows(
+    base: RequestTable, cand: RequestTable, *, first_turns: bool = False
+) -> tuple[Integers, Integers]:
+    """The rows of both that are of the same request, in the order of the second.
+
+    First turns alone, where asked for: a later one's question depends on what was answered.
+    """
+    words = Names.join([base.names("prompt_id"), cand.names("prompt_id")])
+    names = len(words.names)
+    theirs, ours = (
+        table.ints("index").values * names + codes
+        for table, codes in ((base, words.codes[: len(base)]), (cand, words.codes[len(base) :]))
+    )
+    order = np.argsort(theirs, kind="stable")
+    if first_turns:
+        order = order[base.ints("turn").values[order] == 0]
+    at = np.searchsorted(theirs[order], ours, side="right") - 1  # of several the last
+    same = np.zeros(len(ours), bool)
+    same[at >= 0] = theirs[order[at[at >= 0]]] == ours[at >= 0]
+    return order[at[same]], np.flatnonzero(same)
+
+
+def differ(base: RequestTable, cand: RequestTable) -> Bools:
+    """Whether the two answers of each row differ: see `first_divergence`."""
+    theirs, ours = base.lists("token_ids"), cand.lists("token_ids")
+    ids = theirs.known & ours.known
+    found = ids & (theirs.sizes != ours.sizes)
+    rows = np.flatnonzero(ids & ~found)
+    mine = ours.take(rows)
+    unlike = theirs.take(rows).flat() != mine.flat()
+    if unlike.any():
+        found[rows[mine.rows()[unlike]]] = True
+    texts = np.flatnonzero(~ids)
+    for begin in range(0, len(texts), TEXTS_AT_ONCE):
+        some = texts[begin : begin + TEXTS_AT_ONCE]
+        found[some] = _texts_differ(base.take(some), cand.take(some))
+    return found
+
+
+def _texts_differ(base: RequestTable, cand: RequestTable) -> Bools:
+    import pyarrow.compute as pc
+
+    whole = [
+        pc.binary_join_element_wise(t.texts("reasoning").filled(), t.texts("text").filled(), PARTED)
+        for t in (base, cand)
+    ]
+    unlike: Bools = pc.not_equal(*whole).to_numpy().astype(bool)
+    return unlike
 
 
 def tie_of(divergence: Divergence, ties: dict[tuple[str, int], Tie]) -> Tie | None:
@@ -127,7 +211,7 @@ def first_divergence(baseline: RequestRecord, candidate: RequestRecord) -> dict[
 
 def whole_text(record: RequestRecord) -> str:
     """Reasoning and answer together."""
-    return f"{record.reasoning or ''}\x1f{record.text or ''}"
+    return f"{record.reasoning or ''}{PARTED}{record.text or ''}"
 
 
 def total(parts: Sequence[Integrity | None]) -> Integrity | None:
@@ -152,17 +236,3 @@ def _sum(values: Sequence[int | None]) -> int | None:
     """The sum of what is known: one error is an error, whatever else is not known."""
     known = [v for v in values if v is not None]
     return sum(known) if known else None
-
-
-def matched_answers(
-    base: CellData, cand: CellData
-) -> Iterator[tuple[RequestRecord, RequestRecord]]:
-    """Whole answers of both cells to the same request.
-
-    First turns alone: a later one's question depends on what was answered.
-    """
-    theirs = {(r.index, r.prompt_id): r for r in base.ok if r.turn == 0}
-    for r in cand.ok:
-        other = theirs.get((r.index, r.prompt_id))
-        if other is not None:
-            yield other, r

@@ -7,10 +7,11 @@ engine's own where it told every one, else the client's chunks after each answer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from harness.analyse.acceptance import estimates_of, merged_chunks
 from harness.analyse.data import CellData, RunData
@@ -18,26 +19,24 @@ from harness.analyse.ratio import ratio
 from harness.analyse.requests import (
     Columns,
     chunks_of,
+    cluster_names,
     clusters,
     columns,
-    drafted_a_step,
-    later_ones,
+    each_drafted_a_step,
     past_end,
 )
+from harness.measure.columns import Ints, Names
 from harness.measure.metrics import window_ns
+from harness.measure.table import RequestTable
 from harness.records import (
     AcceptanceSplits,
     Estimate,
     LoadPoint,
-    RequestRecord,
     Split,
     SplitPart,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Counts = NDArray
+Counts = NDArray
 
 QUARTERS = ("first quarter", "second quarter", "third quarter", "last quarter")
 RANGES = (0, 16, 64, 256, 1024, 4096)
@@ -76,7 +75,7 @@ def split_acceptance(run: RunData) -> tuple[AcceptanceSplits, ...]:
 
 
 def _split(engine: str, load: LoadPoint, cells: list[CellData]) -> AcceptanceSplits:
-    records = [r for c in cells for r in c.ok]
+    records = RequestTable.join([c.ok for c in cells])
     own = columns(records)
     splits: list[Split | None] = []
     chunks = client_steps(records)
@@ -97,59 +96,54 @@ def _split(engine: str, load: LoadPoint, cells: list[CellData]) -> AcceptanceSpl
     )
 
 
-def k_of(records: Sequence[RequestRecord]) -> int | None:
+def k_of(records: RequestTable) -> int | None:
     """Draft tokens a verify step, as the requests' own figures tell; None where they do not."""
-    told = [drafted_a_step(r.acceptance) for r in records if r.acceptance and r.acceptance.drafts]
-    return max(told, default=0) or None
+    told = each_drafted_a_step(records.drafts)[records.drafts.drafts > 0]
+    return int(told.max(initial=0)) or None
 
 
-def engine_steps(records: Sequence[RequestRecord]) -> Steps | None:
+def engine_steps(records: RequestTable) -> Steps | None:
     """The engine's own steps; None where it did not tell those of every request.
 
     Of the last step the tokens behind the answer's end are left out, where they are known.
     """
-    import numpy as np
-
-    made = [r for r in records if (r.output_tokens or 2) > 1]
-    if not made or any(r.acceptance is None or r.acceptance.steps is None for r in made):
+    tokens, steps = records.ints("output_tokens"), records.drafts.steps
+    made = ~(tokens.known & (tokens.values == 1))
+    if not made.any() or not steps.known[made].all():
         return None
-    steps = [list(r.acceptance.steps or ()) if r.acceptance is not None else [] for r in records]
-    for r, own in zip(records, steps, strict=True):
-        if own:
-            own[-1] = max(0, own[-1] - (past_end(r) or 0))
-    sizes = np.fromiter(map(len, steps), np.int64, len(steps))
-    accepted = np.fromiter(chain.from_iterable(steps), np.int64, int(sizes.sum()))
-    found = _in_order("per_request", records, sizes, np.ones(len(steps), np.int64), accepted)
+    some = steps.sizes > 0
+    accepted = steps.flat().copy()
+    last = np.cumsum(steps.sizes)[some] - 1
+    behind = past_end(records.drafts, tokens)
+    cut = np.where(behind.known, behind.values, 0)[some]
+    accepted[last] = np.maximum(0, accepted[last] - cut)
+    first = np.ones(len(records), np.int64)
+    found = _in_order("per_request", records, steps.sizes, first, accepted)
     k = k_of(records)
     return msgspec.structs.replace(found, longest=None if k is None else k + 1)
 
 
-def client_steps(records: Sequence[RequestRecord]) -> Steps | None:
+def client_steps(records: RequestTable) -> Steps | None:
     """Every chunk after a request's first; None where the server told no tokens a chunk."""
-    import numpy as np
-
     found = chunks_of(records)
     if found is None or not len(found[2]):
         return None
     sizes, first, tokens = found
-    times = [r.chunk_ns for r in records]
-    if (np.fromiter(map(len, times), np.int64, len(times)) != sizes).any():
+    times = records.lists("chunk_ns")
+    if (times.sizes != sizes).any():
         return None
     steps = _in_order("client", records, np.maximum(0, sizes - 1), first, tokens - 1)
-    arrived = np.fromiter(chain.from_iterable(times), np.int64, int(sizes.sum()))
-    return msgspec.structs.replace(steps, arrived_ns=arrived[later_ones(sizes)])
+    return msgspec.structs.replace(steps, arrived_ns=times.later().flat())
 
 
 def _in_order(
     source: Literal["per_request", "client"],
-    records: Sequence[RequestRecord],
+    records: RequestTable,
     sizes: Counts,
     first: Counts,
     accepted: Counts,
 ) -> Steps:
     """`first` is how many tokens each answer began with, before its first verify step."""
-    import numpy as np
-
     row = np.repeat(np.arange(len(sizes)), sizes)
     made = np.cumsum(accepted + 1) - (accepted + 1)  # before each step, over all requests
     began = np.cumsum(sizes) - sizes
@@ -164,20 +158,16 @@ def _in_order(
     )
 
 
-def by_category(records: Sequence[RequestRecord], own: Columns) -> Split | None:
+def by_category(records: RequestTable, own: Columns) -> Split | None:
     """By the prompts' category; requests without one are a part of their own."""
-    import numpy as np
-
-    names = [r.category or "no category" for r in records]
-    order = {name: i for i, name in enumerate(sorted(set(names)))}
-    number = np.fromiter((order[name] for name in names), np.int64, len(names))
-    parts = [_request_part(name, own, number == i) for name, i in order.items()]
+    none = Names(np.zeros(len(records), np.int64), ("no category",))
+    found = records.names("category").or_else(none).ranked()
+    names = sorted(enumerate(found.names), key=lambda item: item[1])
+    parts = [_request_part(name, own, found.codes == i) for i, name in names]
     return Split(by="category", source=own.source, parts=tuple(p for p in parts if p.drafts))
 
 
 def _request_part(name: str, own: Columns, mine: Counts) -> SplitPart:
-    import numpy as np
-
     y, x = own.summed(np.where(mine, own.accepted, 0)), own.summed(np.where(mine, own.drafts, 0))
     return SplitPart(
         name=name,
@@ -193,11 +183,9 @@ def _length(accepted: Counts, drafts: Counts, most: int | None) -> Estimate:
     return ratio(accepted[has], drafts[has], offset=1, most=most)
 
 
-def by_request(records: Sequence[RequestRecord], own: Columns) -> Split | None:
+def by_request(records: RequestTable, own: Columns) -> Split | None:
     """The prompts of the lowest and of the highest acceptance length, all their requests pooled."""
-    import numpy as np
-
-    names = list(dict.fromkeys(r.conversation or r.prompt_id for r in records))
+    _, names = cluster_names(records)
     drafts, accepted = own.summed(own.drafts), own.summed(own.accepted)
     with_steps = np.bincount(own.cluster, weights=own.drafts > 0, minlength=len(names))
     enough = np.flatnonzero(drafts >= LEAST_STEPS)
@@ -224,51 +212,48 @@ def by_request(records: Sequence[RequestRecord], own: Columns) -> Split | None:
 
 def by_tokens(steps: Steps) -> Split:
     """By how many output tokens came before the step."""
-    import numpy as np
-
     part = np.searchsorted(RANGES, steps.token, side="right") - 1
     ends = [f"to {end - 1}" for end in RANGES[1:]]
     names = [f"tokens {a} {b}" for a, b in zip(RANGES, [*ends, "and later"], strict=True)]
     return _step_split("output_tokens", steps, part, names)
 
 
-def by_quarter(records: Sequence[RequestRecord], steps: Steps) -> Split | None:
+def by_quarter(records: RequestTable, steps: Steps) -> Split | None:
     """By the share of its own output that came before the step."""
-    import numpy as np
-
-    tokens = np.asarray([r.output_tokens or 0 for r in records], np.int64)
+    tokens = records.ints("output_tokens").values
     if not (tokens[steps.row] > 0).all():
         return None
     part = np.clip(4 * steps.token // tokens[steps.row], 0, 3)
     return _step_split("output_quarter", steps, part, QUARTERS)
 
 
-def by_thinking(records: Sequence[RequestRecord], steps: Steps) -> Split | None:
+def by_thinking(records: RequestTable, steps: Steps) -> Split | None:
     """Inside and after the thinking part, of the answers that have one.
 
     The step that brought the first of the answer proper counts as after it.
     """
-    import numpy as np
-
-    before = [_tokens_thought(r) for r in records]
-    if all(b is None for b in before):
+    before = _tokens_thought(records)
+    if not before.known.any():
         return None
-    thought = np.asarray([-1 if b is None else b for b in before], np.int64)[steps.row]
+    thought = np.where(before.known, before.values, -1)[steps.row]
     part = np.where(thought < 0, -1, (steps.token >= thought).astype(np.int64))
     return _step_split("thinking", steps, part, ("inside the thinking", "after it"))
 
 
-def _tokens_thought(r: RequestRecord) -> int | None:
-    """Output tokens that came before the answer proper; None where there is no thinking part."""
-    if r.first_reasoning_ns is None or r.chunk_tokens is None:
-        return None
-    if r.first_answer_ns is None:
-        return sum(r.chunk_tokens)
-    return sum(
-        tokens
-        for tokens, at in zip(r.chunk_tokens, r.chunk_ns, strict=False)
-        if at < r.first_answer_ns
-    )
+def _tokens_thought(records: RequestTable) -> Ints:
+    """Output tokens before each answer proper; not known where there is no thinking part."""
+    tokens, times = records.lists("chunk_tokens"), records.lists("chunk_ns")
+    answered, n = records.ints("first_answer_ns"), len(records)
+    known = records.ints("first_reasoning_ns").known & tokens.known
+    if not known.any():
+        return Ints(np.zeros(n, np.int64), known)
+    both = np.minimum(tokens.sizes, times.sizes)
+    sizes, own = tokens.head(both).flat(), times.head(both)
+    row = own.rows()
+    early = np.where(own.flat() < answered.values[row], sizes, 0)
+    every = np.bincount(tokens.rows(), weights=tokens.flat(), minlength=n)
+    before = np.bincount(row, weights=early, minlength=n)
+    return Ints(np.where(answered.known, before, every).astype(np.int64), known)
 
 
 def over_time(cells: Sequence[CellData], steps: Steps) -> Split | None:
@@ -276,17 +261,16 @@ def over_time(cells: Sequence[CellData], steps: Steps) -> Split | None:
 
     The client's chunks are taken: the engine's steps have no time. Blocks are laid over each other.
     """
-    import numpy as np
-
     if steps.arrived_ns is None:
         return None
     begins, lengths = [], []
     for c in cells:
         begin, end = window_ns(c.records)
-        begins += [begin or 0] * len(c.ok)
-        lengths += [max(1, (end or 1) - (begin or 0))] * len(c.ok)
-    since = steps.arrived_ns - np.asarray(begins, np.int64)[steps.row]
-    part = np.clip(4 * since // np.asarray(lengths, np.int64)[steps.row], 0, 3)
+        begins.append(begin or 0)
+        lengths.append(max(1, (end or 1) - (begin or 0)))
+    cell = np.repeat(np.arange(len(cells)), [len(c.ok) for c in cells])[steps.row]
+    since = steps.arrived_ns - np.array(begins, np.int64)[cell]
+    part = np.clip(4 * since // np.array(lengths, np.int64)[cell], 0, 3)
     return _step_split("run_time", steps, part, QUARTERS)
 
 
@@ -297,8 +281,6 @@ def _step_split(
     names: Sequence[str],
 ) -> Split:
     """The steps' parts, numbered from 0 (-1: of none), those without a step left out."""
-    import numpy as np
-
     parts = []
     for number, name in enumerate(names):
         at = part == number
