@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -26,32 +27,47 @@ GROSS_GAP = 2.0
 """Nats. A token this far below the best one is no matter of rounding in any precision."""
 
 
-class Divergence(msgspec.Struct, frozen=True, kw_only=True):
+class Divergence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Where an answer first parts from the baseline's; `key`: the candidate's cell and index.
 
-    `theirs` and `ours` are the two answers, tables of one record.
+    `rows` are those of the two answers, in the whole answers of the baseline and the candidate.
     """
 
     key: tuple[str, int]
-    theirs: RequestTable
-    ours: RequestTable
+    rows: tuple[int, int]
+    base: RequestTable
+    cand: RequestTable
 
-    @property
-    def baseline(self) -> RequestRecord:
-        """The baseline's answer."""
-        return self.theirs[0]
+    @cached_property
+    def ours(self) -> RequestTable:
+        """The candidate's answer, a table of one record."""
+        return self.cand.take(np.array(self.rows[1:]))
 
-    @property
-    def candidate(self) -> RequestRecord:
-        """The answer that parts from it."""
-        return self.ours[0]
-
-    @property
+    @cached_property
     def place(self) -> dict[str, Any]:
         """See `first_divergence`."""
-        found = first_divergence(self.baseline, self.candidate)
+        found = first_divergence(self.base.take(np.array(self.rows[:1])), self.ours)
         assert found is not None
         return found
+
+    @property
+    def prompt_id(self) -> str:
+        """The prompt that was answered."""
+        found: str = self.ours.names("prompt_id").python()[0]
+        return found
+
+    @property
+    def turn(self) -> int:
+        """Which turn of its conversation it is, from 0."""
+        return int(self.ours.ints("turn").values[0])
+
+    @property
+    def shared_tokens(self) -> Sequence[int]:
+        """The token ids that both answers begin with."""
+        tokens: Sequence[int] = (
+            self.ours.lists("token_ids").flat()[: self.place["position"]].tolist()
+        )
+        return tokens
 
 
 def near_tie_bound(dtype: str | None) -> float:
@@ -95,18 +111,17 @@ def divergences(baseline: CellData, candidate: CellData) -> tuple[int, list[Dive
     A later turn of a conversation counts only while the turns before it were the same: else it is
     the answer to another question.
     """
-    base, cand = baseline.ok, candidate.ok
-    cand = cand.take(np.argsort(cand.ints("index").values, kind="stable"))
+    base, cand = baseline.ok, candidate.ok.by("index")
     theirs, ours = matched_rows(base, cand)
     parts = differ(base.take(theirs), cand.take(ours))
     after = _after_a_divergence(cand.take(ours), parts)
     at = np.flatnonzero(parts & ~after)
-    cells, indices = cand.names("cell_id").take(ours[at]).python(), cand.ints("index")
-    rows = zip(theirs[at, None], ours[at, None], strict=True)
-    keys = zip(cells, indices.take(ours[at]).python(), strict=True)
+    cells = cand.names("cell_id").take(ours[at]).python()
+    indices = cand.ints("index").take(ours[at]).python()
+    rows = zip(theirs[at].tolist(), ours[at].tolist(), strict=True)
     parted = [
-        Divergence(key=key, theirs=base.take(their), ours=cand.take(our))
-        for key, (their, our) in zip(keys, rows, strict=True)
+        Divergence(key=(cell_id, index), rows=both, base=base, cand=cand)
+        for cell_id, index, both in zip(cells, indices, rows, strict=True)
     ]
     return int((~after).sum()), parted
 
@@ -154,7 +169,7 @@ def differ(base: RequestTable, cand: RequestTable) -> Bools:
     found = ids & (theirs.sizes != ours.sizes)
     rows = np.flatnonzero(ids & ~found)
     mine = ours.take(rows)
-    unlike = theirs.take(rows).flat() != mine.flat()
+    unlike = theirs.take(rows).packed() != mine.packed()
     if unlike.any():
         found[rows[mine.rows()[unlike]]] = True
     texts = np.flatnonzero(~ids)
@@ -167,11 +182,7 @@ def differ(base: RequestTable, cand: RequestTable) -> Bools:
 def _texts_differ(base: RequestTable, cand: RequestTable) -> Bools:
     import pyarrow.compute as pc
 
-    whole = [
-        pc.binary_join_element_wise(t.texts("reasoning").filled(), t.texts("text").filled(), PARTED)
-        for t in (base, cand)
-    ]
-    unlike: Bools = pc.not_equal(*whole).to_numpy().astype(bool)
+    unlike: Bools = pc.not_equal(whole_texts(base), whole_texts(cand)).to_numpy().astype(bool)
     return unlike
 
 
@@ -184,19 +195,20 @@ def tie_of(divergence: Divergence, ties: dict[tuple[str, int], Tie]) -> Tie | No
 
 
 def _told(divergence: Divergence, tie: Tie | None) -> dict[str, Any]:
-    record = divergence.candidate
-    told = {"prompt_id": record.prompt_id, "index": record.index, **divergence.place}
+    told = {"prompt_id": divergence.prompt_id, "index": divergence.key[1], **divergence.place}
     return told if tie is None else {**told, "gap": tie.gap}
 
 
-def first_divergence(baseline: RequestRecord, candidate: RequestRecord) -> dict[str, Any] | None:
-    """Where two answers part: unit, position and what each side has there; None: identical."""
-    ours: Sequence[Any]
-    theirs: Sequence[Any]
-    if baseline.token_ids is not None and candidate.token_ids is not None:
-        unit, theirs, ours = "token", baseline.token_ids, candidate.token_ids
-    else:
-        unit, theirs, ours = "character", whole_text(baseline), whole_text(candidate)
+def first_divergence(
+    baseline: Sequence[RequestRecord], candidate: Sequence[RequestRecord]
+) -> dict[str, Any] | None:
+    """Where two answers part: unit, position and what each side has there; None: identical.
+
+    Each side is a table of one record.
+    """
+    both = [RequestTable.of(side) for side in (baseline, candidate)]
+    unit = "token" if all(t.lists("token_ids").known.all() for t in both) else "character"
+    theirs, ours = (t.lists("token_ids").python()[0] if unit == "token" else _text(t) for t in both)
     if theirs == ours:
         return None
     shared = min(len(theirs), len(ours))
@@ -209,9 +221,17 @@ def first_divergence(baseline: RequestRecord, candidate: RequestRecord) -> dict[
     }
 
 
-def whole_text(record: RequestRecord) -> str:
-    """Reasoning and answer together."""
-    return f"{record.reasoning or ''}{PARTED}{record.text or ''}"
+def _text(answer: RequestTable) -> str:
+    text: str = whole_texts(answer)[0].as_py()
+    return text
+
+
+def whole_texts(table: RequestTable) -> Any:
+    """Reasoning and answer together, as Arrow keeps texts."""
+    import pyarrow.compute as pc
+
+    parts = (table.texts(name).filled() for name in ("reasoning", "text"))
+    return pc.binary_join_element_wise(*parts, PARTED)
 
 
 def total(parts: Sequence[Integrity | None]) -> Integrity | None:

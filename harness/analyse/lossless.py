@@ -114,7 +114,7 @@ def _numbered(tables: Sequence[RequestTable]) -> tuple[list[Integers], int]:
     turns = np.concatenate([t.ints("turn").values for t in tables])
     span = 1 + int(turns.max(initial=0))
     ends = np.cumsum([len(t) for t in tables])
-    return np.split(words.codes * span + turns, ends[:-1]), len(words.names) * span
+    return np.split(words.codes * np.int64(span) + turns, ends[:-1]), len(words.names) * span
 
 
 def _firsts(prompts: Integers, rows: Integers) -> Integers:

@@ -37,10 +37,19 @@ from harness.records import (
 )
 
 Counts = NDArray
+Source = Literal["per_request", "client"]
+By = Literal["output_tokens", "output_quarter", "thinking", "run_time"]
 
 QUARTERS = ("first quarter", "second quarter", "third quarter", "last quarter")
 RANGES = (0, 16, 64, 256, 1024, 4096)
 """Where ranges of output tokens begin."""
+RANGE_NAMES = tuple(
+    f"tokens {begin} {end}"
+    for begin, end in zip(RANGES, [*(f"to {e - 1}" for e in RANGES[1:]), "and later"], strict=True)
+)
+THINKING = ("inside the thinking", "after it")
+PIECE = 65_536
+"""Requests whose steps are looked at in one go."""
 SHOWN = 5
 LEAST_STEPS = 8
 """A request of fewer steps is neither the best nor the worst: its figure is chance."""
@@ -49,18 +58,53 @@ LEAST_STEPS = 8
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """Every verify step of some requests, one element a step.
 
-    `row` is its request, `cluster` that request's prompt, `token` the output tokens before it,
-    `arrived_ns` when its chunk came (the engine's own steps: None, as several may have come in one
-    chunk). `longest`: tokens a step can give, where that is known.
+    `row` is its request, `token` the output tokens before it, `arrived_ns` when its chunk came (the
+    engine's own steps: None, as several may have come in one chunk).
     """
 
-    source: Literal["per_request", "client"]
     row: Counts
-    cluster: Counts
     token: Counts
     accepted: Counts
-    arrived_ns: Counts | None
-    longest: int | None = None
+    arrived_ns: Counts | None = None
+
+
+class Tally:
+    """The steps of each part of one split, added up piece by piece for each cluster."""
+
+    def __init__(self, by: By, names: Sequence[str], clusters: int) -> None:
+        self._by = by
+        self._names = names
+        self._clusters = clusters
+        self._sums: dict[int, tuple[Counts, Counts, int]] = {}
+
+    def add(self, steps: Steps, cluster: Counts, part: Counts) -> None:
+        """Steps by the number of their part (-1: of none) and the cluster of their request."""
+        for number in range(len(self._names)):
+            at = np.flatnonzero(part == number)
+            if not len(at):
+                continue
+            own = cluster[steps.row[at]]
+            y = np.bincount(own, weights=steps.accepted[at], minlength=self._clusters)
+            x = np.bincount(own, minlength=self._clusters)
+            requests = int(np.count_nonzero(np.bincount(steps.row[at])))
+            if number in self._sums:
+                before = self._sums[number]
+                y, x, requests = before[0] + y, before[1] + x, before[2] + requests
+            self._sums[number] = (y, x, requests)
+
+    def split(self, source: Source, longest: int | None) -> Split:
+        """The parts that have a step."""
+        parts = [
+            SplitPart(
+                name=self._names[number],
+                requests=requests,
+                drafts=int(x.sum()),
+                accepted=int(y.sum()),
+                length=_length(y, x, longest),
+            )
+            for number, (y, x, requests) in sorted(self._sums.items())
+        ]
+        return Split(by=self._by, source=source, parts=tuple(parts))
 
 
 def split_acceptance(run: RunData) -> tuple[AcceptanceSplits, ...]:
@@ -78,14 +122,9 @@ def _split(engine: str, load: LoadPoint, cells: list[CellData]) -> AcceptanceSpl
     records = RequestTable.join([c.ok for c in cells])
     own = columns(records)
     splits: list[Split | None] = []
-    chunks = client_steps(records)
-    steps = engine_steps(records) or chunks
     if own is not None:
         splits += [by_category(records, own), by_request(records, own)]
-    if steps is not None:
-        splits += [by_tokens(steps), by_quarter(records, steps), by_thinking(records, steps)]
-    if chunks is not None:
-        splits.append(over_time(cells, chunks))
+    splits += step_splits(records, cells)
     return AcceptanceSplits(
         engine=engine,
         load=load,
@@ -102,15 +141,62 @@ def k_of(records: RequestTable) -> int | None:
     return int(told.max(initial=0)) or None
 
 
-def engine_steps(records: RequestTable) -> Steps | None:
-    """The engine's own steps; None where it did not tell those of every request.
+def steps_told(records: RequestTable) -> bool:
+    """Whether the engine told the steps of every request."""
+    tokens = records.ints("output_tokens")
+    made = ~(tokens.known & (tokens.values == 1))
+    return bool(made.any() and records.drafts.steps.known[made].all())
+
+
+def chunks_told(records: RequestTable) -> bool:
+    """Whether the server told the tokens of every chunk, and chunks may be steps."""
+    found = chunks_of(records)
+    same = records.lists("chunk_ns").sizes == records.lists("chunk_tokens").sizes
+    return found is not None and len(found[2]) > 0 and bool(same.all())
+
+
+def step_splits(records: RequestTable, cells: Sequence[CellData]) -> list[Split]:
+    """What is split by the step: by place in the output, by thinking, and over the run.
+
+    Taken piece by piece: of all requests at once the steps would fill the memory.
+    """
+    told, chunked = steps_told(records), chunks_told(records)
+    if not told and not chunked:
+        return []
+    cluster = clusters(records)
+    n = int(cluster.max()) + 1
+    by_tokens = Tally("output_tokens", RANGE_NAMES, n)
+    by_quarter: Tally | None = Tally("output_quarter", QUARTERS, n)
+    by_thinking, over_time = Tally("thinking", THINKING, n), Tally("run_time", QUARTERS, n)
+    phases = _phases(cells)
+    for begin in range(0, len(records), PIECE):
+        rows = np.arange(begin, min(begin + PIECE, len(records)))
+        piece, own = records.take(rows), cluster[rows]
+        chunks = client_steps(piece) if chunked else None
+        steps = engine_steps(piece) if told else chunks
+        assert steps is not None
+        by_tokens.add(steps, own, token_range(steps))
+        by_thinking.add(steps, own, thinking_part(piece, steps))
+        quarter = output_quarter(piece, steps)
+        if quarter is None:
+            by_quarter = None  # of some request the length is not known
+        elif by_quarter is not None:
+            by_quarter.add(steps, own, quarter)
+        if chunks is not None:
+            over_time.add(chunks, own, run_quarter(phases[rows], chunks))
+    k = k_of(records)
+    longest = k + 1 if told and k is not None else None
+    source: Source = "per_request" if told else "client"
+    splits = [t.split(source, longest) for t in (by_tokens, by_quarter, by_thinking) if t]
+    return [*splits, *([over_time.split("client", None)] if chunked else [])]
+
+
+def engine_steps(records: RequestTable) -> Steps:
+    """The engine's own steps, which it told.
 
     Of the last step the tokens behind the answer's end are left out, where they are known.
     """
     tokens, steps = records.ints("output_tokens"), records.drafts.steps
-    made = ~(tokens.known & (tokens.values == 1))
-    if not made.any() or not steps.known[made].all():
-        return None
     some = steps.sizes > 0
     accepted = steps.flat().copy()
     last = np.cumsum(steps.sizes)[some] - 1
@@ -118,49 +204,29 @@ def engine_steps(records: RequestTable) -> Steps | None:
     cut = np.where(behind.known, behind.values, 0)[some]
     accepted[last] = np.maximum(0, accepted[last] - cut)
     first = np.ones(len(records), np.int64)
-    found = _in_order("per_request", records, steps.sizes, first, accepted)
-    k = k_of(records)
-    return msgspec.structs.replace(found, longest=None if k is None else k + 1)
+    return _in_order(steps.sizes, first, accepted)
 
 
-def client_steps(records: RequestTable) -> Steps | None:
-    """Every chunk after a request's first; None where the server told no tokens a chunk."""
-    found = chunks_of(records)
-    if found is None or not len(found[2]):
-        return None
-    sizes, first, tokens = found
-    times = records.lists("chunk_ns")
-    if (times.sizes != sizes).any():
-        return None
-    steps = _in_order("client", records, np.maximum(0, sizes - 1), first, tokens - 1)
+def client_steps(records: RequestTable) -> Steps:
+    """Every chunk after a request's first, of chunks whose tokens the server told."""
+    tokens, times = records.lists("chunk_tokens"), records.lists("chunk_ns")
+    accepted, first = tokens.later().flat() - 1, tokens.first().values
+    steps = _in_order(np.maximum(0, tokens.sizes - 1), first, accepted)
     return msgspec.structs.replace(steps, arrived_ns=times.later().flat())
 
 
-def _in_order(
-    source: Literal["per_request", "client"],
-    records: RequestTable,
-    sizes: Counts,
-    first: Counts,
-    accepted: Counts,
-) -> Steps:
+def _in_order(sizes: Counts, first: Counts, accepted: Counts) -> Steps:
     """`first` is how many tokens each answer began with, before its first verify step."""
     row = np.repeat(np.arange(len(sizes)), sizes)
     made = np.cumsum(accepted + 1) - (accepted + 1)  # before each step, over all requests
     began = np.cumsum(sizes) - sizes
     start = made[np.minimum(began, max(0, len(made) - 1))] if len(made) else began
-    return Steps(
-        source=source,
-        row=row,
-        cluster=clusters(records)[row],
-        token=made - start[row] + first[row],
-        accepted=accepted,
-        arrived_ns=None,
-    )
+    return Steps(row=row, token=made - start[row] + first[row], accepted=accepted)
 
 
 def by_category(records: RequestTable, own: Columns) -> Split | None:
     """By the prompts' category; requests without one are a part of their own."""
-    none = Names(np.zeros(len(records), np.int64), ("no category",))
+    none = Names(np.zeros(len(records), np.int32), ("no category",))
     found = records.names("category").or_else(none).ranked()
     names = sorted(enumerate(found.names), key=lambda item: item[1])
     parts = [_request_part(name, own, found.codes == i) for i, name in names]
@@ -210,34 +276,26 @@ def by_request(records: RequestTable, own: Columns) -> Split | None:
     )
 
 
-def by_tokens(steps: Steps) -> Split:
-    """By how many output tokens came before the step."""
-    part = np.searchsorted(RANGES, steps.token, side="right") - 1
-    ends = [f"to {end - 1}" for end in RANGES[1:]]
-    names = [f"tokens {a} {b}" for a, b in zip(RANGES, [*ends, "and later"], strict=True)]
-    return _step_split("output_tokens", steps, part, names)
+def token_range(steps: Steps) -> Counts:
+    """By how many output tokens came before the step: the number in `RANGE_NAMES`."""
+    found: Counts = np.searchsorted(RANGES, steps.token, side="right") - 1
+    return found
 
 
-def by_quarter(records: RequestTable, steps: Steps) -> Split | None:
+def output_quarter(records: RequestTable, steps: Steps) -> Counts | None:
     """By the share of its own output that came before the step."""
-    tokens = records.ints("output_tokens").values
-    if not (tokens[steps.row] > 0).all():
-        return None
-    part = np.clip(4 * steps.token // tokens[steps.row], 0, 3)
-    return _step_split("output_quarter", steps, part, QUARTERS)
+    tokens = records.ints("output_tokens").values[steps.row]
+    return np.clip(4 * steps.token // tokens, 0, 3) if (tokens > 0).all() else None
 
 
-def by_thinking(records: RequestTable, steps: Steps) -> Split | None:
+def thinking_part(records: RequestTable, steps: Steps) -> Counts:
     """Inside and after the thinking part, of the answers that have one.
 
     The step that brought the first of the answer proper counts as after it.
     """
     before = _tokens_thought(records)
-    if not before.known.any():
-        return None
     thought = np.where(before.known, before.values, -1)[steps.row]
-    part = np.where(thought < 0, -1, (steps.token >= thought).astype(np.int64))
-    return _step_split("thinking", steps, part, ("inside the thinking", "after it"))
+    return np.where(thought < 0, -1, (steps.token >= thought).astype(np.int64))
 
 
 def _tokens_thought(records: RequestTable) -> Ints:
@@ -256,45 +314,20 @@ def _tokens_thought(records: RequestTable) -> Ints:
     return Ints(np.where(answered.known, before, every).astype(np.int64), known)
 
 
-def over_time(cells: Sequence[CellData], steps: Steps) -> Split | None:
+def _phases(cells: Sequence[CellData]) -> Counts:
+    """[request, 2]: when the measured phase of each whole answer's cell began, its length in ns."""
+    found = []
+    for c in cells:
+        begin, end = window_ns(c.records)
+        found.append((begin or 0, max(1, (end or 1) - (begin or 0))))
+    return np.repeat(np.array(found, np.int64), [len(c.ok) for c in cells], axis=0)
+
+
+def run_quarter(phases: Counts, steps: Steps) -> Counts:
     """By the quarter of its cell's measured phase in which the step's chunk arrived.
 
     The client's chunks are taken: the engine's steps have no time. Blocks are laid over each other.
     """
-    if steps.arrived_ns is None:
-        return None
-    begins, lengths = [], []
-    for c in cells:
-        begin, end = window_ns(c.records)
-        begins.append(begin or 0)
-        lengths.append(max(1, (end or 1) - (begin or 0)))
-    cell = np.repeat(np.arange(len(cells)), [len(c.ok) for c in cells])[steps.row]
-    since = steps.arrived_ns - np.array(begins, np.int64)[cell]
-    part = np.clip(4 * since // np.array(lengths, np.int64)[cell], 0, 3)
-    return _step_split("run_time", steps, part, QUARTERS)
-
-
-def _step_split(
-    by: Literal["output_tokens", "output_quarter", "thinking", "run_time"],
-    steps: Steps,
-    part: Counts,
-    names: Sequence[str],
-) -> Split:
-    """The steps' parts, numbered from 0 (-1: of none), those without a step left out."""
-    parts = []
-    for number, name in enumerate(names):
-        at = part == number
-        if not at.any():
-            continue
-        cluster = steps.cluster[at]
-        y, x = np.bincount(cluster, weights=steps.accepted[at]), np.bincount(cluster)
-        parts.append(
-            SplitPart(
-                name=name,
-                requests=int(np.count_nonzero(np.bincount(steps.row[at]))),
-                drafts=int(x.sum()),
-                accepted=int(y.sum()),
-                length=_length(y, x, steps.longest),
-            )
-        )
-    return Split(by=by, source=steps.source, parts=tuple(parts))
+    assert steps.arrived_ns is not None
+    since = steps.arrived_ns - phases[steps.row, 0]
+    return np.clip(4 * since // phases[steps.row, 1], 0, 3)

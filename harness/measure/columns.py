@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Integers = NDArray[np.int64]
+Codes = NDArray[np.int32]
+Packed = NDArray[np.signedinteger[Any]]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 TEXTS_AT_ONCE = 65_536
@@ -42,6 +44,15 @@ def joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
     if not parts:
         return np.zeros(0, dtype)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def packed(values: Packed) -> Packed:
+    """The same integers in as few bytes each as they need."""
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    for kind in (np.int8, np.int16, np.int32):
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return values.astype(kind)
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +94,12 @@ class Ints:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """One list of integers a row: `values[starts[i] : starts[i] + sizes[i]]`, empty if unknown."""
+    """One list of integers a row: `values[starts[i] : starts[i] + sizes[i]]`, empty if unknown.
 
-    values: Integers
+    The values may be packed, so that only `flat`, `first` and `last` are safe to reckon with.
+    """
+
+    values: Packed
     starts: Integers
     sizes: Integers
     known: Bools
@@ -103,7 +117,7 @@ class Lists:
     def join(cls, parts: Sequence[Lists]) -> Lists:
         """One after another."""
         sizes = joined([p.sizes for p in parts], np.int64)
-        values = joined([p.flat() for p in parts], np.int64)
+        values = joined([p.packed() for p in parts], np.int64)
         known = joined([p.known for p in parts], bool)
         return cls(values, np.cumsum(sizes) - sizes, sizes, known)
 
@@ -140,7 +154,11 @@ class Lists:
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
     def flat(self) -> Integers:
-        """The values of all rows in a row; no copy where they lie so already."""
+        """The values of all rows in a row."""
+        return self.packed().astype(np.int64, copy=False)
+
+    def packed(self) -> Packed:
+        """The same as they are kept; no copy where they lie so already."""
         some = self.sizes > 0
         starts, sizes = self.starts[some], self.sizes[some]
         if not len(starts):
@@ -173,7 +191,7 @@ class Lists:
 class Names:
     """One word a row of words that come again: `names[codes[i]]`, -1 where it is not known."""
 
-    codes: Integers
+    codes: Codes
     names: tuple[str, ...]
 
     @classmethod
@@ -181,17 +199,19 @@ class Names:
         """From plain values."""
         numbers: dict[str, int] = {}
         codes = [-1 if w is None else numbers.setdefault(w, len(numbers)) for w in words]
-        return cls(np.array(codes, np.int64), tuple(numbers))
+        return cls(np.array(codes, np.int32), tuple(numbers))
 
     @classmethod
     def join(cls, parts: Sequence[Names]) -> Names:
         """One after another, equal words with one code."""
+        if parts and all(p.names == parts[0].names for p in parts):
+            return cls(joined([p.codes for p in parts], np.int32), parts[0].names)
         numbers: dict[str, int] = {}
         codes = []
         for part in parts:
             own = [numbers.setdefault(name, len(numbers)) for name in part.names]
-            codes.append(np.array([*own, -1], np.int64)[part.codes])
-        return cls(joined(codes, np.int64), tuple(numbers))
+            codes.append(np.array([*own, -1], np.int32)[part.codes])
+        return cls(joined(codes, np.int32), tuple(numbers))
 
     @property
     def known(self) -> Bools:
@@ -213,7 +233,7 @@ class Names:
             return self
         numbers: dict[str, int] = {}
         own = [numbers.setdefault(change.get(n, n), len(numbers)) for n in self.names]
-        return Names(np.array([*own, -1], np.int64)[self.codes], tuple(numbers))
+        return Names(np.array([*own, -1], np.int32)[self.codes], tuple(numbers))
 
     def or_else(self, other: Names) -> Names:
         """The other's word where this one has none, or an empty one."""
@@ -229,7 +249,7 @@ class Names:
         some = self.known
         used, first = np.unique(self.codes[some], return_index=True)
         order = used[np.argsort(first, kind="stable")]
-        ranks = np.full(len(self.names) + 1, -1, np.int64)
+        ranks = np.full(len(self.names) + 1, -1, np.int32)
         ranks[order] = np.arange(len(order))
         return Names(ranks[self.codes], tuple(self.names[i] for i in order.tolist()))
 

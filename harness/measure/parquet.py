@@ -7,14 +7,26 @@ earlier version lack them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 
-from harness.measure.columns import Column, Drafts, Ints, Lists, Names, Texts, constant
+from harness.errors import UsageError
+from harness.measure.columns import (
+    Column,
+    Drafts,
+    Ints,
+    Lists,
+    Names,
+    Texts,
+    constant,
+    packed,
+)
 from harness.measure.table import CLASSES, KINDS, NAMES, RequestTable
 from harness.records import SCHEMA_VERSION, DraftCounts, RequestRecord
 
@@ -33,8 +45,18 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-class NotRecords(ValueError):
-    """A file that is no file of request records; says why."""
+class NotRecords(UsageError):
+    """A file that is no file of request records; says which, why, and what to do."""
+
+    def __init__(self, path: Path, why: object) -> None:
+        super().__init__(
+            f"{path}: cannot be read as version {SCHEMA_VERSION} ({str(why)[:160]}); "
+            "`python -m harness resume` measures the cell anew; remove its folder to go without it"
+        )
+
+
+class Odd(ValueError):
+    """What is wrong with a file's columns."""
 
 
 def types() -> dict[str, Any]:
@@ -72,9 +94,9 @@ def _arrow(column: Column) -> Any:
         case Lists():
             offsets = np.concatenate(([0], np.cumsum(column.sizes))).astype(np.int32)
             mask = None if column.known.all() else pa.array(~column.known)
-            return pa.ListArray.from_arrays(offsets, pa.array(column.flat()), mask=mask)
+            return pa.ListArray.from_arrays(offsets, pa.array(column.packed()), mask=mask)
         case Names():
-            codes = pa.array(column.codes, pa.int64(), mask=~column.known)
+            codes = pa.array(column.codes, mask=~column.known)
             return pa.DictionaryArray.from_arrays(codes, pa.array(column.names, pa.string()))
         case Texts():
             return column.arrow
@@ -88,34 +110,59 @@ def _arrow(column: Column) -> Any:
 
 
 def read_table(path: Path, names: Sequence[str] | None = None) -> RequestTable:
-    """Read some fields, or all. Raises `NotRecords`, and `OSError` where there is no file."""
-    import pyarrow as pa
+    """Read some fields, or all. Raises `NotRecords`, and `UsageError` where there is no file.
+
+    Texts are large and seldom asked for: they are read when they are, each time anew.
+    """
     import pyarrow.parquet as pq
 
-    try:
+    wanted = NAMES if names is None else tuple(names)
+    numbers = [name for name in wanted if KINDS[name] != "text"]
+    with telling(path):
         told = pq.read_metadata(path)
-        present = told.schema.to_arrow_schema().names
-        _check_fields(present)
-        words = [name for name in WORDS if name in present]
-        wanted = NAMES if names is None else tuple(names)
-        with pq.ParquetFile(path, metadata=told, read_dictionary=words) as file:
-            table = file.read(columns=[name for name in wanted if name in present])
-        size = told.num_rows
-        columns = {name: _column(table, name, size) for name in wanted}
-    except (pa.ArrowException, RecursionError) as error:
-        raise NotRecords(str(error)) from error
-    return RequestTable(size, columns.__getitem__)
+        _check_fields(told.schema.to_arrow_schema().names)
+    columns = _read(path, told, numbers)
+
+    def make(name: str) -> Column:
+        if name in columns or name not in wanted:
+            return columns[name]
+        return _read(path, told, [name])[name]
+
+    return RequestTable(told.num_rows, make)
+
+
+@contextmanager
+def telling(path: Path) -> Iterator[None]:
+    """What is wrong with a file is told with its name, and what to do."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file; is this the folder of a run?") from None
+    except (pa.ArrowException, Odd, OSError, RecursionError) as error:
+        raise NotRecords(path, error) from None
+
+
+def _read(path: Path, told: Any, names: Sequence[str]) -> dict[str, Column]:
+    import pyarrow.parquet as pq
+
+    present = told.schema.to_arrow_schema().names
+    words = [name for name in WORDS if name in present]
+    with telling(path), pq.ParquetFile(path, metadata=told, read_dictionary=words) as file:
+        table = file.read(columns=[name for name in names if name in present])
+        return {name: _column(table, name, told.num_rows) for name in names}
 
 
 def _check_fields(present: Sequence[str]) -> None:
     unknown = [name for name in present if name not in KINDS]
     if unknown:
-        raise NotRecords(f"unknown column `{unknown[0]}`")
+        raise Odd(f"unknown column `{unknown[0]}`")
     lacking = [name for name in NAMES if name not in present and name not in DEFAULTS]
     if lacking:
-        raise NotRecords(f"column `{lacking[0]}` is missing")
+        raise Odd(f"column `{lacking[0]}` is missing")
     if len(set(present)) != len(present):
-        raise NotRecords("a column comes twice")
+        raise Odd("a column comes twice")
 
 
 def _column(table: pa.Table, name: str, size: int) -> Column:
@@ -123,7 +170,7 @@ def _column(table: pa.Table, name: str, size: int) -> Column:
         return _default(name, size)
     column, kind = table.column(name), KINDS[name]
     if name not in NULLABLE and column.null_count:
-        raise NotRecords(f"column `{name}` has a null")
+        raise Odd(f"column `{name}` has a null")
     parts = [_part(name, kind, chunk) for chunk in column.chunks]
     if kind == "text":
         return Texts.join([p for p in parts if isinstance(p, Texts)])
@@ -136,7 +183,7 @@ def _column(table: pa.Table, name: str, size: int) -> Column:
 def _default(name: str, size: int) -> Column:
     value = DEFAULTS[name]
     if KINDS[name] == "name":
-        return Names(constant(-1, size, np.int64), ())
+        return Names(constant(-1, size, np.int32), ())
     return Ints(constant(value or 0, size, np.int64), constant(value is not None, size, bool))
 
 
@@ -145,7 +192,7 @@ def _check_words(name: str, found: Names) -> None:
     allowed = set(_literals(HINTS[name]))
     odd = [word for word in found.names if allowed and word not in allowed]
     if odd:
-        raise NotRecords(f"column `{name}` has `{odd[0][:40]}`")
+        raise Odd(f"column `{name}` has `{odd[0][:40]}`")
 
 
 def _literals(hint: Any) -> Iterator[str]:
@@ -180,7 +227,10 @@ def _ints(chunk: Any, *, truth: bool = False) -> Ints:
     if chunk.null_count:
         known = chunk.is_valid().to_numpy(zero_copy_only=False)
         chunk = chunk.fill_null(False if truth else 0)
-    return Ints(chunk.cast(pa.int64()).to_numpy(), known, truth)
+    values = chunk.cast(pa.int64()).to_numpy()
+    if size and (values == values[0]).all():  # as of turns where there is no conversation
+        values = constant(values[0], size, np.int64)
+    return Ints(values, known, truth)
 
 
 def _lists(name: str, chunk: Any) -> Lists:
@@ -191,13 +241,13 @@ def _lists(name: str, chunk: Any) -> Lists:
     offsets = chunk.offsets.to_numpy().astype(np.int64)
     values = chunk.values[: offsets[-1]]
     if values.null_count:
-        raise NotRecords(f"column `{name}` has a null within a list")
+        raise Odd(f"column `{name}` has a null within a list")
     sizes = np.diff(offsets)
     known = constant(True, size, bool)
     if chunk.null_count:
         known = chunk.is_valid().to_numpy(zero_copy_only=False)
         sizes[~known] = 0
-    return Lists(values.to_numpy(), offsets[:-1], sizes, known)
+    return Lists(packed(values.to_numpy()), offsets[:-1], sizes, known)
 
 
 def _words(chunk: Any) -> Names:
@@ -205,8 +255,8 @@ def _words(chunk: Any) -> Names:
 
     if not pa.types.is_dictionary(chunk.type):
         chunk = chunk.cast(pa.string()).dictionary_encode()
-    names = chunk.dictionary.cast(pa.string()).to_pylist()
-    codes = chunk.indices.cast(pa.int64()).fill_null(-1).to_numpy()
+    names = map(sys.intern, chunk.dictionary.cast(pa.string()).to_pylist())  # cells share them
+    codes = chunk.indices.cast(pa.int32()).fill_null(-1).to_numpy()
     return Names(codes, tuple(names)).ranked()
 
 
@@ -217,11 +267,11 @@ def _drafts(chunk: Any) -> Drafts:
     if pa.types.is_null(chunk.type):
         chunk = pa.nulls(len(chunk), whole)
     if not pa.types.is_struct(chunk.type):
-        raise NotRecords(f"column `acceptance` holds {chunk.type}")
+        raise Odd(f"column `acceptance` holds {chunk.type}")
     known = [field.name for field in chunk.type]
     odd = [name for name in known if name not in COUNTS]
     if odd:
-        raise NotRecords(f"column `acceptance` has an unknown field `{odd[0]}`")
+        raise Odd(f"column `acceptance` has an unknown field `{odd[0]}`")
     told = _valid(chunk)
     own = dict(zip(known, chunk.flatten(), strict=True))  # null where the whole is
     size = len(chunk)
@@ -233,7 +283,7 @@ def _drafts(chunk: Any) -> Drafts:
         )
     for name in ("drafts", "accepted"):
         if (told & ~found[name].known).any():
-            raise NotRecords(f"column `acceptance` has no `{name}` in a row")
+            raise Odd(f"column `acceptance` has no `{name}` in a row")
         found[name] = found[name].values
     return Drafts(told=told, **found)
 

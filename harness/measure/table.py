@@ -79,11 +79,21 @@ class RequestTable(Sequence[RequestRecord]):
         """The rows that are wanted; the table itself where that is all of them."""
         return self if wanted.all() else self.take(np.flatnonzero(wanted))
 
+    def by(self, name: str) -> RequestTable:
+        """The rows in the order of a number; the table itself where they are so already."""
+        values = self.ints(name).values
+        if (values[1:] >= values[:-1]).all():
+            return self
+        return self.take(np.argsort(values, kind="stable"))
+
     def column(self, name: str) -> Column:
-        """One field of all records."""
-        if name not in self._columns:
-            self._columns[name] = self._make(name)
-        return self._columns[name]
+        """One field of all records; texts are not kept, as they are large and seldom asked for."""
+        found = self._columns.get(name)
+        if found is None:
+            found = self._make(name)
+            if not isinstance(found, Texts):
+                self._columns[name] = found
+        return found
 
     def ints(self, name: str) -> Ints:
         """A field that is a number, or true or false."""
@@ -147,8 +157,10 @@ class RequestTable(Sequence[RequestRecord]):
         return self.take(np.array([at % self._size])).records()[0]
 
     def __iter__(self) -> Iterator[RequestRecord]:
+        texts = {name: self.column(name) for name, kind in KINDS.items() if kind == "text"}
+        whole = RequestTable(self._size, lambda name: texts.get(name) or self.column(name))
         for begin in range(0, self._size, AT_ONCE):
-            yield from self[begin : begin + AT_ONCE].records()
+            yield from whole[begin : begin + AT_ONCE].records()
 
     def records(self) -> list[RequestRecord]:
         """All records, made anew."""
