@@ -38,7 +38,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("harness.analyse", "harness.measure.columns", "harness.measure.metrics"),
         *("harness.measure.slo", "harness.measure.steady", "harness.measure.table", *SHARED),
     ),
-    "harness.report": ("harness.report", "harness.analyse", *SHARED),
+    "harness.report": (
+        *("harness.report", "harness.analyse", "harness.measure.columns"),
+        *("harness.measure.metrics", "harness.measure.parquet", *SHARED),
+    ),
     "harness.diagnose": ("harness.diagnose", "harness.analyse", *SHARED),
     "harness.diagnose.experiments": (
         *("harness.diagnose", "engines", "drafters", "harness.load", "harness.measure"),

@@ -6,7 +6,7 @@ engine's own where it told every one, else the client's chunks after each answer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -148,47 +148,61 @@ def steps_told(records: RequestTable) -> bool:
     return bool(made.any() and records.drafts.steps.known[made].all())
 
 
-def chunks_told(records: RequestTable) -> bool:
+def chunks_told(tables: Sequence[RequestTable]) -> bool:
     """Whether the server told the tokens of every chunk, and chunks may be steps."""
-    found = chunks_of(records)
-    same = records.lists("chunk_ns").sizes == records.lists("chunk_tokens").sizes
-    return found is not None and len(found[2]) > 0 and bool(same.all())
+    found = [chunks_of(t) for t in tables]
+    same = (t.lists("chunk_ns").sizes == t.lists("chunk_tokens").sizes for t in tables)
+    some = any(f is not None and len(f[2]) for f in found)
+    return None not in found and some and all(s.all() for s in same)
 
 
 def step_splits(records: RequestTable, cells: Sequence[CellData]) -> list[Split]:
     """What is split by the step: by place in the output, by thinking, and over the run.
 
-    Taken piece by piece: of all requests at once the steps would fill the memory.
+    `records` are the cells' whole answers. They are looked at piece by piece: of all requests at
+    once the steps would fill the memory.
     """
-    told, chunked = steps_told(records), chunks_told(records)
+    told, chunked = steps_told(records), chunks_told([c.ok for c in cells])
     if not told and not chunked:
         return []
     cluster = clusters(records)
     n = int(cluster.max()) + 1
-    by_tokens = Tally("output_tokens", RANGE_NAMES, n)
-    by_quarter: Tally | None = Tally("output_quarter", QUARTERS, n)
-    by_thinking, over_time = Tally("thinking", THINKING, n), Tally("run_time", QUARTERS, n)
-    phases = _phases(cells)
-    for begin in range(0, len(records), PIECE):
-        rows = np.arange(begin, min(begin + PIECE, len(records)))
-        piece, own = records.take(rows), cluster[rows]
+    tokens, quarters = Tally("output_tokens", RANGE_NAMES, n), Tally("output_quarter", QUARTERS, n)
+    thinking, over_time = Tally("thinking", THINKING, n), Tally("run_time", QUARTERS, n)
+    lengths_known, done = True, 0
+    for piece, phase in _pieces(cells):
+        own = cluster[done : done + len(piece)]
+        done += len(piece)
         chunks = client_steps(piece) if chunked else None
         steps = engine_steps(piece) if told else chunks
         assert steps is not None
-        by_tokens.add(steps, own, token_range(steps))
-        by_thinking.add(steps, own, thinking_part(piece, steps))
+        tokens.add(steps, own, token_range(steps))
+        thinking.add(steps, own, thinking_part(piece, steps))
         quarter = output_quarter(piece, steps)
         if quarter is None:
-            by_quarter = None  # of some request the length is not known
-        elif by_quarter is not None:
-            by_quarter.add(steps, own, quarter)
+            lengths_known = False
+        else:
+            quarters.add(steps, own, quarter)
         if chunks is not None:
-            over_time.add(chunks, own, run_quarter(phases[rows], chunks))
+            over_time.add(chunks, own, run_quarter(phase, chunks))
     k = k_of(records)
     longest = k + 1 if told and k is not None else None
     source: Source = "per_request" if told else "client"
-    splits = [t.split(source, longest) for t in (by_tokens, by_quarter, by_thinking) if t]
+    splits = [t.split(source, longest) for t in (tokens, *([quarters] * lengths_known), thinking)]
     return [*splits, *([over_time.split("client", None)] if chunked else [])]
+
+
+Phase = tuple[int, int]
+"""When a cell's measured phase began, and its length in ns."""
+
+
+def _pieces(cells: Sequence[CellData]) -> Iterator[tuple[RequestTable, Phase]]:
+    """The cells' whole answers, at most `PIECE` at once."""
+    for c in cells:
+        begin, end = window_ns(c.records)
+        phase = (begin or 0, max(1, (end or 1) - (begin or 0)))
+        for at in range(0, len(c.ok), PIECE):
+            yield (c.ok if len(c.ok) <= PIECE else c.ok[at : at + PIECE]), phase
 
 
 def engine_steps(records: RequestTable) -> Steps:
@@ -314,20 +328,11 @@ def _tokens_thought(records: RequestTable) -> Ints:
     return Ints(np.where(answered.known, before, every).astype(np.int64), known)
 
 
-def _phases(cells: Sequence[CellData]) -> Counts:
-    """[request, 2]: when the measured phase of each whole answer's cell began, its length in ns."""
-    found = []
-    for c in cells:
-        begin, end = window_ns(c.records)
-        found.append((begin or 0, max(1, (end or 1) - (begin or 0))))
-    return np.repeat(np.array(found, np.int64), [len(c.ok) for c in cells], axis=0)
-
-
-def run_quarter(phases: Counts, steps: Steps) -> Counts:
+def run_quarter(phase: Phase, steps: Steps) -> Counts:
     """By the quarter of its cell's measured phase in which the step's chunk arrived.
 
     The client's chunks are taken: the engine's steps have no time. Blocks are laid over each other.
     """
     assert steps.arrived_ns is not None
-    since = steps.arrived_ns - phases[steps.row, 0]
-    return np.clip(4 * since // phases[steps.row, 1], 0, 3)
+    begin, length = phase
+    return np.clip(4 * (steps.arrived_ns - begin) // length, 0, 3)

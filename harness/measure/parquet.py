@@ -49,8 +49,9 @@ class NotRecords(UsageError):
     """A file that is no file of request records; says which, why, and what to do."""
 
     def __init__(self, path: Path, why: object) -> None:
+        self.why = str(why)[:160]
         super().__init__(
-            f"{path}: cannot be read as version {SCHEMA_VERSION} ({str(why)[:160]}); "
+            f"{path}: cannot be read as version {SCHEMA_VERSION} ({self.why}); "
             "`python -m harness resume` measures the cell anew; remove its folder to go without it"
         )
 
