@@ -237,6 +237,8 @@ class Names:
 
     def or_else(self, other: Names) -> Names:
         """The other's word where this one has none, or an empty one."""
+        if not self.names:
+            return other
         missing = ~self.known | self.where("")
         if not missing.any():
             return self
@@ -246,12 +248,15 @@ class Names:
 
     def ranked(self) -> Names:
         """The same, words numbered in the order in which they first come, and no others."""
+        highest = np.maximum.accumulate(np.append(np.int32(-1), self.codes))
+        if highest[-1] == len(self.names) - 1 and (np.diff(highest) <= 1).all():
+            return self  # each word that is new has the next number already
         some = self.known
         used, first = np.unique(self.codes[some], return_index=True)
         order = used[np.argsort(first, kind="stable")]
         ranks = np.full(len(self.names) + 1, -1, np.int32)
         ranks[order] = np.arange(len(order))
-        return Names(ranks[self.codes], tuple(self.names[i] for i in order.tolist()))
+        return Names(ranks[self.codes], tuple(map(self.names.__getitem__, order.tolist())))
 
     def python(self) -> list[Any]:
         """Plain words."""

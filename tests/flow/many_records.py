@@ -32,7 +32,7 @@ STEPS = 16
 """Verify steps that each answer has at least: a chunk each, behind the prefill's own."""
 KEPT = 0.45
 FAILED, PARTED = 0.01, 0.02
-WORDS = [" ".join(f"word{(i * j) % 97}" for j in range(40)) for i in range(1, 200)]
+WORDS = [" ".join(f"word{(i * j) % 97}" for j in range(28)) for i in range(1, 200)]
 CATEGORIES = ("chat", "code", "maths", "prose")
 STARTED_NS = 5_000_000_000_000
 
@@ -118,7 +118,7 @@ def table_of(cell: Cell, n: int, seed: int) -> RequestTable:
         "output_tokens": ints(np.where(lost, 0, tokens), some),
         "token_source": names(("token_ids",), np.where(lost, -1, 0)),
         "token_ids": lists(ids, tokens),
-        "text": Texts(Texts.of(WORDS).arrow.take(words % len(WORDS))),
+        "text": Texts.of([f"{i} {WORDS[i % len(WORDS)]}" for i in range(n)]),
         "reasoning": Texts.of([None] * n),
         "finish_reason": names(("stop", "length"), (rng.random(n) < 0.1).astype(np.int64)),
         "acceptance": _drafts(accepted, steps) if drafting else Drafts.of([None] * n),

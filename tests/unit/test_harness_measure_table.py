@@ -185,7 +185,15 @@ def plain(path: Path, records: list[RequestRecord], **change: Any) -> pa.Table:
     return table
 
 
-LATER = ("connect_ns", "conversation", "turn", "worker", "tries")
+LATER = (
+    "first_reasoning_ns",
+    "first_answer_ns",
+    "connect_ns",
+    "conversation",
+    "turn",
+    "worker",
+    "tries",
+)
 
 
 def test_a_file_of_an_earlier_version_has_the_defaults(tmp_path: Path) -> None:
