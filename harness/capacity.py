@@ -330,7 +330,7 @@ class Hunt:
             self.folder.write_manifest(msgspec.structs.replace(manifest, cells=cells))
         self.asked += need
         data = read_cell(self.folder, cell)
-        if self.slo.tpot_s is not None and data.ok and all(uncounted(r) for r in data.ok):
+        if self.slo.tpot_s is not None and data.ok and uncounted(data.ok).all():
             raise UsageError(
                 "--slo tpot: the server does not say how many tokens each chunk of an answer "
                 "brings, so the time per token is unknown; give ttft and e2el alone"

@@ -72,8 +72,9 @@ def _ask(
     folder: RunFolder,
 ) -> None:
     known = {p.id: p for p in prepared.prompts}
-    answered = [r for r in folder.requests(before.cell_id) if r.status == "ok" and r.turn == 0]
-    prompts = [known[r.prompt_id] for r in answered if r.prompt_id in known][:PROMPTS]
+    answered = folder.requests(before.cell_id).ok
+    asked = answered.where(answered.ints("turn").values == 0).names("prompt_id").python()
+    prompts = [known[prompt_id] for prompt_id in asked if prompt_id in known][:PROMPTS]
     prompts = [msgspec.structs.replace(p, turns=()) for p in prompts]
     if not prompts:
         return

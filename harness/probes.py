@@ -218,9 +218,9 @@ def ask_ties(prepared: Prepared, server: Server, cells: Sequence[Cell], folder: 
     found = _ask_all(prepared, server, url, [d for some in parted.values() for d in some])
     told = tuple(
         Tie(
-            cell_id=d.candidate.cell_id,
-            index=d.candidate.index,
-            prompt_id=d.candidate.prompt_id,
+            cell_id=d.key[0],
+            index=d.key[1],
+            prompt_id=d.prompt_id,
             position=d.place["position"],
             gap=gap,
             asked=asked,
@@ -279,7 +279,7 @@ def _ask_all(
         for d in wanted[::step]:
             if time.monotonic() > end or server.gone() is not None:
                 break
-            prompt = prompts.get(d.candidate.prompt_id)
+            prompt = prompts.get(d.prompt_id)
             if prompt is not None:
                 found.append((d, _gap(prepared, server, reader, prompt, d)))
     return found
@@ -289,7 +289,7 @@ def _can_ask(d: Divergence) -> bool:
     """Whether both sides have a token there, after a prefix that can be sent again."""
     place = d.place
     both = place["baseline"] is not None and place["candidate"] is not None
-    return place["unit"] == "token" and both and d.candidate.turn == 0
+    return place["unit"] == "token" and both and d.turn == 0
 
 
 def _gap(
@@ -298,8 +298,7 @@ def _gap(
     place = d.place
     try:
         ids = _prompt_ids(prepared, server, reader, prompt)
-        said = (d.candidate.token_ids or ())[: place["position"]]
-        best = reader.next_token([*ids, *said])
+        best = reader.next_token([*ids, *d.shared_tokens])
     except NoLogprobs:
         return None
     bound = near_tie_bound(dtype_of(prepared))

@@ -32,6 +32,7 @@ from harness.measure.counters import CounterReader, CounterWindow
 from harness.measure.environment import clock_anchor, environment, git_state, versions
 from harness.measure.metrics import window_ns
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
+from harness.measure.table import RequestTable
 from harness.pace import announced
 from harness.plan.expand import launches_of
 from harness.plan.schema import Plan, as_dict
@@ -242,7 +243,8 @@ def measure_cell(
             read_acceptance=acceptance_reader(prepared.adapter, cell.variant),
         )
         reason = driven.interrupted
-        if reason is None and any(r.status != "ok" for r in driven.records):
+        records = RequestTable.of(driven.records)
+        if reason is None and not records.answered.all():
             reason = server.lost()
         if reason is None:
             counted.close()
@@ -250,7 +252,7 @@ def measure_cell(
         reader.close()
     error = server.failed(reason) if reason else None
     interrupted = None if error is None else str(error)
-    begun_ns, ended_ns = window_ns(driven.records)
+    begun_ns, ended_ns = window_ns(records)
     timeline = Timeline(
         startup=server.phases,
         ready_s=server.ready_s,
@@ -262,7 +264,7 @@ def measure_cell(
     )
     counters = counted.difference(cut_short=interrupted)
     with held():  # a measured cell is kept, whatever comes in between
-        folder.save_cell(cell.cell_id, driven.records, counters, timeline, server.log_path)
+        folder.save_cell(cell.cell_id, records, counters, timeline, server.log_path)
     if error is not None:
         raise error
     progress.cell_done()

@@ -35,10 +35,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "harness.load": ("harness.load", "harness.plan.schema", *SHARED),
     "harness.measure": ("harness.measure", "engines.base", *SHARED),
     "harness.analyse": (
-        *("harness.analyse", "harness.measure.metrics", "harness.measure.steady"),
-        *("harness.measure.slo", *SHARED),
+        *("harness.analyse", "harness.measure.columns", "harness.measure.metrics"),
+        *("harness.measure.slo", "harness.measure.steady", "harness.measure.table", *SHARED),
     ),
-    "harness.report": ("harness.report", "harness.analyse", *SHARED),
+    "harness.report": (
+        *("harness.report", "harness.analyse", "harness.measure.columns"),
+        *("harness.measure.metrics", "harness.measure.parquet", *SHARED),
+    ),
     "harness.diagnose": ("harness.diagnose", "harness.analyse", *SHARED),
     "harness.diagnose.experiments": (
         *("harness.diagnose", "engines", "drafters", "harness.load", "harness.measure"),

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from harness.analyse.data import CellData
 from harness.analyse.doubts import counters_doubted, per_request_doubted
@@ -20,6 +21,7 @@ from harness.measure.metrics import (
     per_position_conditional,
     pool,
 )
+from harness.measure.table import RequestTable
 from harness.records import (
     Acceptance,
     AcceptanceEstimates,
@@ -36,11 +38,10 @@ SOURCES: tuple[Source, ...] = ("counters", "per_request", "client")
 
 def sources_of(data: CellData) -> dict[str, DraftCounts | None]:
     """Each source's own counts; None where a source does not tell."""
-    ok = data.ok
-    told = pool([own_counts(r) for r in ok])
+    told = pool(own_counts(data.ok)) if data.ok.drafts.told.any() else None
     return {
         "counters": data.counters.delta,
-        "per_request": told if any(r.acceptance is not None for r in ok) else None,
+        "per_request": told,
         "client": client_counts(data.records),
     }
 
@@ -111,8 +112,6 @@ def estimates(records: Sequence[RequestRecord]) -> AcceptanceEstimates | None:
 
 def estimates_of(c: Columns | None) -> AcceptanceEstimates | None:
     """The same from columns that have been made already."""
-    import numpy as np
-
     if c is None or not c.drafts.sum():
         return None
     drafts, accepted = c.summed(c.drafts), c.summed(c.accepted)
@@ -156,19 +155,15 @@ def merged_chunks(cells: Sequence[CellData], k: int | None = None) -> MergedChun
 
     `k` is used where no count of steps is known: a chunk of more than k + 1 tokens holds two.
     """
-    records = [r for c in cells for r in c.ok]
-    if not records or any(r.chunk_tokens is None for r in records):
+    table = RequestTable.join([c.ok for c in cells])
+    tokens = table.lists("chunk_tokens")
+    if not len(table) or not tokens.known.all():
         return None
-    chunks = sum(max(0, len(r.chunk_tokens or ()) - 1) for r in records)
-    told = [own_counts(r) for r in records]
-    if any(c is not None and c.drafts for c in told) and None not in told:
-        pairs = [
-            (c.drafts, max(0, len(r.chunk_tokens or ()) - 1))
-            for r, c in zip(records, told, strict=True)
-            if c is not None
-        ]
-        steps = sum(drafts for drafts, _ in pairs)
-        merged = sum(max(0, drafts - came) for drafts, came in pairs)
+    later = np.maximum(0, tokens.sizes - 1)
+    chunks, told = int(later.sum()), own_counts(table)
+    if told.drafts.any() and told.told.all():
+        steps = int(told.drafts.sum())
+        merged = int(np.maximum(0, told.drafts - later).sum())
         return MergedChunks(
             chunks=chunks, steps=steps, merged=merged, share=merged / steps, by="per_request"
         )
@@ -183,7 +178,7 @@ def merged_chunks(cells: Sequence[CellData], k: int | None = None) -> MergedChun
         k = k or drafted_a_step(counted)
     if not k or not chunks:
         return None
-    large = sum(size > k + 1 for r in records for size in (r.chunk_tokens or ())[1:])
+    large = int((tokens.later().flat() > k + 1).sum())
     return MergedChunks(
         chunks=chunks, steps=None, merged=large, share=large / chunks, by="chunk_size"
     )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from harness.analyse.statistics import LogMean, log_mean
 from harness.measure.metrics import e2el_s, tpot_s, ttft_s
+from harness.measure.table import RequestTable
 from harness.records import LoadPoint, RequestRecord
 
 FEWEST_STARTS = 20
@@ -39,12 +40,11 @@ class PairSums(msgspec.Struct, frozen=True, kw_only=True):
 
 def figures(records: Sequence[RequestRecord]) -> Floats:
     """[request, 5]: index, TTFT, TPOT and E2E latency in seconds, tokens; NaN where undefined."""
-    rows = [
-        (r.index, ttft_s(r), tpot_s(r), e2el_s(r), r.output_tokens)
-        for r in records
-        if r.status == "ok"
-    ]
-    return np.array(rows, dtype=np.float64).reshape(len(rows), 5)
+    ok = RequestTable.of(records).ok
+    tokens = ok.ints("output_tokens")
+    counted = np.where(tokens.known, tokens.values, np.nan)
+    index = ok.ints("index").values.astype(float)
+    return np.column_stack([index, ttft_s(ok), tpot_s(ok), e2el_s(ok), counted])
 
 
 def parts_of(figure: Floats, metric: str, load: LoadPoint) -> tuple[Floats, Floats]:

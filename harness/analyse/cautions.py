@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from harness.analyse.compare import load_words
 from harness.analyse.cut import answers_cut, trace_cut
 from harness.analyse.data import MOST_FAILED, CellData, RunData, pairs
 from harness.analyse.fairness import fairness_cautions
 from harness.analyse.fidelity import client_cautions
-from harness.analyse.integrity import total
+from harness.analyse.integrity import matched_rows, total
 from harness.analyse.reconcile import acceptance_cautions
 from harness.analyse.statistics import sign_test
 from harness.errors import one_line
-from harness.measure.metrics import dropped
+from harness.measure.columns import Names
 from harness.records import (
     VARIANTS,
     Acceptance,
@@ -51,9 +53,8 @@ def cell_cautions(
 
 
 def _failed(data: CellData) -> Caution | None:
-    errors = Counter(
-        r.error or r.status for r in data.records if r.status != "ok" and not dropped(r)
-    )
+    lost = data.records.where(~data.records.answered & ~data.records.dropped)
+    errors = Counter(lost.names("error").or_else(lost.names("status")).python())
     if not errors:
         return None
     told = [f"{n} with: {one_line(error, 160)}" for error, n in errors.most_common(ERRORS_TOLD)]
@@ -91,7 +92,7 @@ def _dropped(data: CellData, metrics: Metrics) -> Caution | None:
 
 
 def _retried(data: CellData) -> Caution | None:
-    again = sum(r.tries > 1 for r in data.records)
+    again = int((data.records.ints("tries").values > 1).sum())
     if not again:
         return None
     return Caution(
@@ -126,7 +127,7 @@ def _late(metrics: Metrics) -> Caution | None:
 
 
 def _uncounted(data: CellData) -> Caution | None:
-    without = sum(r.output_tokens is None for r in data.ok)
+    without = int((~data.ok.ints("output_tokens").known).sum())
     if not without:
         return None
     return Caution(
@@ -251,12 +252,15 @@ def _many_failed(run: RunData, engine: str, load: LoadPoint) -> Caution | None:
 
 def _repeated_prompts(run: RunData, engine: str) -> Caution | None:
     for turn in {(c.cell.variant, c.cell.repeat) for c in run.select(engine)}:
-        asked: Counter[str] = Counter()
-        for data in run.select(engine, turn[0]):
-            if data.cell.repeat == turn[1]:
+        asked = Names.join(
+            [
                 # The turns of a conversation share its id: it came again where its first turn did.
-                asked.update(r.prompt_id for r in data.records if r.turn == 0)
-        if asked and max(asked.values()) > 1:
+                c.records.where(c.records.ints("turn").values == 0).names("prompt_id")
+                for c in run.select(engine, turn[0])
+                if c.cell.repeat == turn[1]
+            ]
+        )
+        if np.bincount(asked.codes).max(initial=0) > 1:
             return Caution(
                 code="prompts_repeat",
                 text=f"{engine}: the data set is too small, prompts came again within one start",
@@ -314,13 +318,12 @@ def _about_divergences(whole: Integrity, *, exact: bool) -> str:
 def _accuracy(run: RunData, engine: str) -> Caution | None:
     gained = lost = 0
     for base, cand in pairs(run.select(engine)):
-        right = {(r.index, r.prompt_id): r.correct for r in base.ok}
-        for r in cand.ok:
-            was = right.get((r.index, r.prompt_id))
-            if was is None or r.correct is None:
-                continue
-            gained += r.correct and not was
-            lost += was and not r.correct
+        theirs, ours = matched_rows(base.ok, cand.ok)
+        was = base.ok.ints("correct").take(theirs)
+        now = cand.ok.ints("correct").take(ours)
+        known = was.known & now.known
+        gained += int((known & (now.values > was.values)).sum())
+        lost += int((known & (was.values > now.values)).sum())
     p = sign_test(gained, lost)
     if p >= 0.05:
         return None

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from harness.analyse.data import CellData, RunData
-from harness.records import Caution, RequestRecord
+from harness.measure.columns import Ints
+from harness.measure.table import RequestTable
+from harness.records import Caution
 
 CUT_SHARE = 0.2
 
 
 def answers_cut(run: RunData, engine: str) -> Caution | None:
     """Many answers ended at a limit; says which limit it was."""
-    ok = [r for c in run.select(engine) for r in c.ok]
-    cut = [r for r in ok if r.finish_reason == "length"]
-    if not ok or len(cut) <= CUT_SHARE * len(ok):
+    ok = RequestTable.join([c.ok for c in run.select(engine)])
+    at_limit = ok.names("finish_reason").where("length")
+    cut = ok.ints("output_tokens").take(at_limit.nonzero()[0])
+    if not ok or len(cut.known) <= CUT_SHARE * len(ok):
         return None
     workload = run.plan(engine)["workload"]
     if workload["ignore_eos"]:
@@ -27,23 +30,22 @@ def answers_cut(run: RunData, engine: str) -> Caution | None:
         advice = "Loops end so too, and loops inflate acceptance: look at the outputs."
     return Caution(
         code="answers_cut",
-        text=f"{engine}: {len(cut)} of {len(ok)} answers ended at {_limit(cut, workload)}",
+        text=f"{engine}: {len(cut.known)} of {len(ok)} answers ended at {_limit(cut, workload)}",
         advice=advice,
     )
 
 
-def _limit(cut: Sequence[RequestRecord], workload: Mapping[str, Any]) -> str:
-    """Which limit it was, as far as the answers' lengths tell."""
+def _limit(cut: Ints, workload: Mapping[str, Any]) -> str:
+    """Which limit it was, as far as the answers' lengths in tokens tell."""
     wanted = workload["output_tokens"]
     if not isinstance(wanted, int):
         return "the limit drawn for each from workload.output_tokens, or given by its own row"
     theirs = f"the limit of workload.output_tokens ({wanted})"
-    known = [r.output_tokens for r in cut if r.output_tokens is not None]
-    other = sum(n != wanted for n in known)
+    other = int((cut.known & (cut.values != wanted)).sum())
     own = "limits of their own (a row's max_tokens, a trace's output length, the context's end)"
     if not other:
         return theirs
-    return own if other == len(cut) else f"{theirs} or, {other} of them, at {own}"
+    return own if other == len(cut.known) else f"{theirs} or, {other} of them, at {own}"
 
 
 def trace_cut(data: CellData) -> Caution | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
+from harness.measure.steady import Level, Window, steady_window
+from harness.measure.table import RequestTable
 from harness.records import (
     Cell,
     EngineCounters,
@@ -14,7 +17,6 @@ from harness.records import (
     LoadPoint,
     Manifest,
     ParityRecord,
-    RequestRecord,
     Ties,
     Timeline,
     Variant,
@@ -27,11 +29,11 @@ MOST_FAILED = 0.05
 """A larger share of failed requests withholds verdicts: what was answered is then another load."""
 
 
-class CellData(msgspec.Struct, frozen=True, kw_only=True):
+class CellData(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One saved cell."""
 
     cell: Cell
-    records: list[RequestRecord]
+    records: RequestTable
     counters: EngineCounters
     timeline: Timeline
 
@@ -41,14 +43,34 @@ class CellData(msgspec.Struct, frozen=True, kw_only=True):
         return (self.cell.engine, self.cell.load, self.cell.repeat, self.cell.block)
 
     @property
-    def ok(self) -> list[RequestRecord]:
+    def ok(self) -> RequestTable:
         """The requests answered whole."""
-        return [r for r in self.records if r.status == "ok"]
+        return self.records.ok
+
+    @cached_property
+    def _windows(self) -> dict[Level, Window | None]:
+        return {}
+
+    def window(self, least: Level = "steady") -> Window | None:
+        """The cell's steady window; see `measure.steady.steady_window`."""
+        if least not in self._windows:
+            self._windows[least] = steady_window(self.records, self.cell.load, least)
+        return self._windows[least]
+
+    @property
+    def asked(self) -> int:
+        """The requests that were sent, or should have been: all but those dropped as planned."""
+        return len(self.records) - int(self.records.dropped.sum())
+
+    @property
+    def whole(self) -> bool:
+        """Whether every request was answered whole, or dropped as planned."""
+        return len(self.ok) == self.asked
 
     @property
     def failed_share(self) -> tuple[int, int]:
         """How many requests failed, of those that ended: cancelled and dropped ones are neither."""
-        failed = sum(r.status == "failed" for r in self.records)
+        failed = int(self.records.names("status").where("failed").sum())
         return failed, failed + len(self.ok)
 
     @property

@@ -18,10 +18,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
+import numpy as np
 
 from harness.analyse.data import CellData, RunData
 from harness.measure.metrics import acceptance_length, client_counts
 from harness.measure.metrics import pool as pool_counts
+from harness.measure.table import RequestTable
 from harness.records import Caution, Degenerate, DraftCounts, RequestRecord
 
 GRAM = 4
@@ -155,20 +157,21 @@ def is_degenerate(record: RequestRecord) -> bool | None:
 def degenerate_of(data: CellData) -> Degenerate | None:
     """A cell's degenerate answers; None where none was long enough to be judged."""
     step = max(1, -(-len(data.records) // MOST_JUDGED))
-    judged = [(r, is_degenerate(r)) for r in data.records[::step] if r.status == "ok"]
+    table = data.records[::step].ok
+    judged = [(r, is_degenerate(r)) for r in table]
     known = [(r, circles) for r, circles in judged if circles is not None]
     if not known:
         return None
     loops = [r for r, circles in known if circles]
-    sane = [r for r, circles in judged if not circles]
+    looping = np.array([bool(circles) for _, circles in judged])
     drafting = data.cell.variant == "speculative"
     return Degenerate(
         judged=len(known),
         degenerate=len(loops),
         tokens=sum(_size(r) for r, _ in judged),
         degenerate_tokens=sum(_size(r) for r in loops),
-        acceptance_degenerate=_pooled(loops) if drafting else None,
-        acceptance_healthy=_pooled(sane) if drafting else None,
+        acceptance_degenerate=_pooled(table.where(looping)) if drafting else None,
+        acceptance_healthy=_pooled(table.where(~looping)) if drafting else None,
         examples=tuple(r.prompt_id for r in loops[:SHOWN]),
     )
 
@@ -179,9 +182,9 @@ def _size(record: RequestRecord) -> int:
     return len(units_of(record)[0])
 
 
-def _pooled(records: Sequence[RequestRecord]) -> DraftCounts | None:
+def _pooled(table: RequestTable) -> DraftCounts | None:
     """By the engine's own figures; where it tells none, by the tokens of each chunk."""
-    return pool_counts([r.acceptance for r in records]) or client_counts(records)
+    return pool_counts(table.drafts) or client_counts(table)
 
 
 def pool(parts: Sequence[Degenerate | None]) -> Degenerate | None:

@@ -18,7 +18,6 @@ import msgspec
 
 from harness.analyse.data import CellData
 from harness.analyse.requests import drafted_a_step
-from harness.measure.metrics import dropped
 from harness.records import Caution, DraftCounts
 
 TRAFFIC = 0.01
@@ -60,16 +59,14 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 def traffic(data: CellData) -> Traffic:
     """What the server counted of the window, and what this client sent and got."""
-    got = [r.output_tokens for r in data.ok]
-    known = [tokens for tokens in got if tokens is not None]
-    sent = [r for r in data.records if r.sent_ns is not None]
+    sent = data.records.ints("sent_ns").known
     counters = data.counters
     return Traffic(
         server=counters.generation_tokens,
-        client=sum(known) if known and len(known) == len(got) else None,
+        client=data.ok.ints("output_tokens").total(),
         finished=counters.requests_finished,
-        sent=sum(r.tries for r in sent),
-        whole=all(r.status == "ok" or dropped(r) for r in data.records),
+        sent=int(data.records.ints("tries").values[sent].sum()),
+        whole=data.whole,
         new_ranks=new_ranks(data),
     )
 

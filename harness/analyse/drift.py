@@ -17,7 +17,8 @@ from harness.analyse.compare import PRIMARY, load_words, value_of
 from harness.analyse.data import CellData, RunData
 from harness.analyse.statistics import log_mean, t_p_value
 from harness.measure.metrics import tpot_s
-from harness.records import Caution, LoadPoint, Metrics, RequestRecord
+from harness.measure.table import RequestTable
+from harness.records import Caution, LoadPoint, Metrics
 
 RARE = 0.01
 """A check speaks where chance would make it speak less often than so."""
@@ -236,21 +237,28 @@ def warming(
     )
 
 
-def _early_log(records: Sequence[RequestRecord], metrics: Metrics) -> float | None:
+def _early_log(records: RequestTable, metrics: Metrics) -> float | None:
     """Log of the early requests' mean TPOT over the later ones', within the steady window."""
-    sent = [r for r in records if r.status == "ok" and r.sent_ns is not None]
-    sent.sort(key=lambda r: r.sent_ns or 0)
-    if not sent:
+    sent = records.ok.where(records.ok.ints("sent_ns").known)
+    if not len(sent):
         return None
-    begin = (sent[0].sent_ns or 0) + (metrics.steady.begin_s * 1e9 if metrics.steady else 0)
-    sent = [r for r in sent if (r.sent_ns or 0) >= begin]
-    size = min(EARLY_MOST, max(EARLY_LEAST, round(EARLY * len(sent))))
-    early = [v for r in sent[:size] if (v := tpot_s(r)) is not None]
-    later = [v for r in sent[size : size + LATER_MOST] if (v := tpot_s(r)) is not None]
+    at = sent.ints("sent_ns").values
+    order = np.argsort(at, kind="stable")
+    begin = int(at.min()) + (metrics.steady.begin_s * 1e9 if metrics.steady else 0)
+    order = order[at[order] >= math.ceil(begin)]
+    size = min(EARLY_MOST, max(EARLY_LEAST, round(EARLY * len(order))))
+    early, later = (
+        _known(tpot_s(sent.take(rows))) for rows in (order[:size], order[size : size + LATER_MOST])
+    )
     if len(early) < EARLY_LEAST or len(later) < 4 * EARLY_LEAST:
         return None
     before, after = fmean(early), fmean(later)
     return math.log(before / after) if before > 0 and after > 0 else None
+
+
+def _known(values: np.ndarray) -> list[float]:
+    known: list[float] = values[np.isfinite(values)].tolist()
+    return known
 
 
 def _residuals(blocks: Sequence[Block]) -> np.ndarray:

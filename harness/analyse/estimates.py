@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from harness.analyse.compare import COMPARED, interval_confidence, value_of
 from harness.analyse.data import CellData, RunData
 from harness.analyse.statistics import log_mean, percent_of, t_quantile
+from harness.measure.columns import Drafts
 from harness.measure.metrics import pool
 from harness.records import VARIANTS, DraftCounts, Metrics, VariantEstimate
 
@@ -63,21 +64,21 @@ def _acceptance(
 ) -> VariantEstimate | None:
     """1 + accepted / drafts. Starts are the units; of a single one its requests stand in."""
     pooled = [pool([counts.get(c.cell.cell_id) for c in own]) for own in _starts(cells)]
-    units = [p for p in pooled if p is not None and p.drafts]
+    parts = [(p.accepted, p.drafts) for p in pooled if p is not None and p.drafts]
     what = "starts"
-    if len(units) == 1:
-        per_request = [r.acceptance for c in cells for r in c.ok]
-        known = [a for a in per_request if a is not None and a.drafts]
-        if len(known) == len(per_request) and len(known) > 1:
-            units, what = known, "requests of one start"
-    found = pooled_ratio([(u.accepted, u.drafts) for u in units], confidence)
+    if len(parts) == 1:
+        own = Drafts.join([c.ok.drafts for c in cells])
+        if len(own.told) > 1 and (own.drafts > 0).all():
+            parts = list(zip(own.accepted.tolist(), own.drafts.tolist(), strict=True))
+            what = "requests of one start"
+    found = pooled_ratio(parts, confidence)
     if found is None:
         return None
     value, half = found
     ends = (None, None) if half is None else (1 + max(0.0, value - half), 1 + value + half)
     interval = f"{percent_of(confidence)} t interval"
-    method = f"1 + accepted / drafts pooled over {len(units)} {what}, {interval}"
-    return _estimate(ACCEPTANCE, cells[0], (1 + value, *ends), len(units), method)
+    method = f"1 + accepted / drafts pooled over {len(parts)} {what}, {interval}"
+    return _estimate(ACCEPTANCE, cells[0], (1 + value, *ends), len(parts), method)
 
 
 def pooled_ratio(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
 import msgspec
+import numpy as np
 
 from harness.analyse.bracket import By, Judged, Look, Point, Search, bracket, next_value, points
 from harness.analyse.data import CellData, RunData
 from harness.analyse.statistics import autocorrelation_time, wilson
 from harness.measure.metrics import cell_metrics
 from harness.measure.slo import Slo, attained, meets, slo_of, strain
-from harness.measure.steady import ended_ns, placed_ns, steady_window
+from harness.measure.steady import ended_ns, placed_ns
+from harness.measure.table import RequestTable
 from harness.records import SCHEMA_VERSION, VARIANTS, Metrics, Record, RequestRecord, Variant
 
 
@@ -100,8 +101,8 @@ def look_of(data: CellData, slo: Slo, search: Search) -> Look:
     """One cell as the search sees it: the requests of its steady window."""
     load = data.cell.load
     value = load.request_rate if search.by == "rate" else load.concurrency
-    window = steady_window(data.records, load)
-    inside = data.records if window is None else [r for r in data.records if window.has(r)]
+    window = data.window()
+    inside = data.records if window is None else data.records.where(window.has(data.records))
     met, of = attained(inside, slo)
     growing = window is not None and window.growing
     refused = GAVE_UP in (data.timeline.interrupted or "")
@@ -115,18 +116,17 @@ def look_of(data: CellData, slo: Slo, search: Search) -> Look:
     )
 
 
-def alone(records: Sequence[RequestRecord]) -> list[RequestRecord]:
+def alone(records: Sequence[RequestRecord]) -> RequestTable:
     """The requests that had the server to themselves: no other was under way with them."""
-    spans = [(placed_ns(r), ended_ns(r), r) for r in records]
-    known = [(begin, end, r) for begin, end, r in spans if begin is not None and end is not None]
-    known.sort(key=lambda span: span[:2])
-    begins = [begin for begin, _, _ in known[1:]] + [math.inf]
-    found, busy_until = [], -math.inf
-    for (begin, end, record), next_begin in zip(known, begins, strict=True):
-        if busy_until <= begin and end <= next_begin:
-            found.append(record)
-        busy_until = max(busy_until, end)
-    return found
+    table = RequestTable.of(records)
+    begins, ends = placed_ns(table), ended_ns(table)
+    rows = np.flatnonzero(begins.known & ends.known)
+    rows = rows[np.lexsort((ends.values[rows], begins.values[rows]))]
+    begin, end = begins.values[rows], ends.values[rows]
+    before = np.maximum.accumulate(end)[:-1] <= begin[1:]
+    after = end[:-1] <= begin[1:]
+    free = np.concatenate(([True], before)) & np.concatenate((after, [True]))
+    return table.take(rows[free[: len(rows)]])
 
 
 UNANSWERED = 2.0
@@ -139,9 +139,12 @@ def tau_of(records: Sequence[RequestRecord], slo: Slo) -> float:
     It is taken from the figures and not from whether they met their bounds: near the capacity a
     queue comes and goes slowly, also while all requests still meet the levels.
     """
-    placed = sorted(records, key=lambda r: (placed_ns(r) or 0, r.index))
-    strains = [strain(r, slo) for r in placed]
-    return autocorrelation_time([UNANSWERED if s is None else min(s, 4.0) for s in strains])
+    table = RequestTable.of(records)
+    placed = placed_ns(table)
+    at = np.where(placed.known, placed.values, 0)
+    strains = strain(table, slo)[np.lexsort((table.ints("index").values, at))]
+    told = np.where(np.isnan(strains), UNANSWERED, np.minimum(strains, 4.0))
+    return autocorrelation_time(told.tolist())
 
 
 def capacity_of(run: RunData, search: Search) -> Capacity:
@@ -201,7 +204,7 @@ def _variant(run: RunData, engine: str, variant: Variant, search: Search) -> Var
 
 
 def _probe(point: Point, cells: list[CellData], slo: Slo, gpus: int | None) -> Probe:
-    figures = [cell_metrics(c.records, c.cell.load, meets=partial(meets, slo=slo)) for c in cells]
+    figures = [cell_metrics(c.records, c.window(), meets=partial(meets, slo=slo)) for c in cells]
     return Probe(
         value=point.value,
         cells=tuple(c.cell.cell_id for c in cells),
@@ -214,7 +217,7 @@ def _probe(point: Point, cells: list[CellData], slo: Slo, gpus: int | None) -> P
         judged=point.judged,
         overloaded=point.overloaded,
         figures=_figures(figures, gpus),
-        failed=sum(r.status == "failed" for c in cells for r in c.records),
+        failed=sum(c.failed_share[0] for c in cells),
     )
 
 

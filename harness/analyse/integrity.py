@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from harness.analyse.data import CellData
+from harness.measure.columns import TEXTS_AT_ONCE, Bools, Integers, Names
+from harness.measure.table import RequestTable
 from harness.records import Integrity, RequestRecord, Tie
 
 SHOWN = 5
+PARTED = "\x1f"
+"""Between the thinking and the answer where the two are compared as one text."""
 NEAR_TIE = {"float32": 0.05, "float16": 0.1}
 NEAR_TIE_ELSE = 0.5
 """Nats; bfloat16 and what is not known. Its 8 bits put neighbouring logits of 16 to 32 0.125 apart.
@@ -21,17 +27,47 @@ GROSS_GAP = 2.0
 """Nats. A token this far below the best one is no matter of rounding in any precision."""
 
 
-class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an answer first parts from the baseline's."""
+class Divergence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Where an answer first parts from the baseline's; `key`: the candidate's cell and index.
 
-    baseline: RequestRecord
-    candidate: RequestRecord
-    place: dict[str, Any]
+    `rows` are those of the two answers, in the whole answers of the baseline and the candidate.
+    """
+
+    key: tuple[str, int]
+    rows: tuple[int, int]
+    base: RequestTable
+    cand: RequestTable
+
+    @cached_property
+    def ours(self) -> RequestTable:
+        """The candidate's answer, a table of one record."""
+        return self.cand.take(np.array(self.rows[1:]))
+
+    @cached_property
+    def place(self) -> dict[str, Any]:
+        """See `first_divergence`."""
+        found = first_divergence(self.base.take(np.array(self.rows[:1])), self.ours)
+        assert found is not None
+        return found
 
     @property
-    def key(self) -> tuple[str, int]:
-        """The candidate's cell and index."""
-        return self.candidate.cell_id, self.candidate.index
+    def prompt_id(self) -> str:
+        """The prompt that was answered."""
+        found: str = self.ours.names("prompt_id").python()[0]
+        return found
+
+    @property
+    def turn(self) -> int:
+        """Which turn of its conversation it is, from 0."""
+        return int(self.ours.ints("turn").values[0])
+
+    @property
+    def shared_tokens(self) -> Sequence[int]:
+        """The token ids that both answers begin with."""
+        tokens: Sequence[int] = (
+            self.ours.lists("token_ids").flat()[: self.place["position"]].tolist()
+        )
+        return tokens
 
 
 def near_tie_bound(dtype: str | None) -> float:
@@ -52,7 +88,9 @@ def compare_outputs(
     a server said of the divergences, by cell and index.
     """
     compared, parted = divergences(baseline, candidate)
-    known = {d.key: found for d in parted if (found := tie_of(d, ties or {})) is not None}
+    ties = ties or {}
+    asked_of = (d for d in parted if d.key in ties)
+    known = {d.key: found for d in asked_of if (found := tie_of(d, ties)) is not None}
     gaps = [tie.gap for tie in known.values() if tie.gap is not None]
     errors = sum(gap > near_tie_bound(dtype) for gap in gaps)
     asked = bool(gaps) or not parted
@@ -73,22 +111,79 @@ def divergences(baseline: CellData, candidate: CellData) -> tuple[int, list[Dive
     A later turn of a conversation counts only while the turns before it were the same: else it is
     the answer to another question.
     """
-    theirs = {(r.index, r.prompt_id): r for r in baseline.ok}
-    parted: list[Divergence] = []
-    apart: set[tuple[str, int]] = set()
-    compared = 0
-    for record in sorted(candidate.ok, key=lambda r: r.index):
-        other = theirs.get((record.index, record.prompt_id))
-        talk = (record.prompt_id, record.index - record.turn)
-        if other is None or talk in apart:
-            continue
-        compared += 1
-        place = first_divergence(other, record)
-        if place is not None:
-            parted.append(Divergence(baseline=other, candidate=record, place=place))
-            if record.conversation is not None:
-                apart.add(talk)
-    return compared, parted
+    base, cand = baseline.ok, candidate.ok.by("index")
+    theirs, ours = matched_rows(base, cand)
+    parts = differ(base.take(theirs), cand.take(ours))
+    after = _after_a_divergence(cand.take(ours), parts)
+    at = np.flatnonzero(parts & ~after)
+    cells = cand.names("cell_id").take(ours[at]).python()
+    indices = cand.ints("index").take(ours[at]).python()
+    rows = zip(theirs[at].tolist(), ours[at].tolist(), strict=True)
+    parted = [
+        Divergence(key=(cell_id, index), rows=both, base=base, cand=cand)
+        for cell_id, index, both in zip(cells, indices, rows, strict=True)
+    ]
+    return int((~after).sum()), parted
+
+
+def _after_a_divergence(table: RequestTable, parts: Bools) -> Bools:
+    """Which turns come after one of their conversation that parted; `table` is by index."""
+    talking = np.flatnonzero(parts & table.names("conversation").known)
+    if not len(talking):
+        return np.zeros(len(table), bool)
+    begun = table.ints("index").values - table.ints("turn").values
+    talks = np.column_stack([table.names("prompt_id").codes, begun])
+    number = np.unique(talks, axis=0, return_inverse=True)[1].reshape(-1)
+    first = np.full(len(table), len(table))  # of each talk, the first row that parted
+    np.minimum.at(first, number[talking], talking)
+    after: Bools = np.arange(len(table)) > first[number]
+    return after
+
+
+def matched_rows(
+    base: RequestTable, cand: RequestTable, *, first_turns: bool = False
+) -> tuple[Integers, Integers]:
+    """The rows of both that are of the same request, in the order of the second.
+
+    First turns alone, where asked for: a later one's question depends on what was answered.
+    """
+    words = Names.join([base.names("prompt_id"), cand.names("prompt_id")])
+    names = len(words.names)
+    theirs, ours = (
+        table.ints("index").values * names + codes
+        for table, codes in ((base, words.codes[: len(base)]), (cand, words.codes[len(base) :]))
+    )
+    order = np.argsort(theirs, kind="stable")
+    if first_turns:
+        order = order[base.ints("turn").values[order] == 0]
+    at = np.searchsorted(theirs[order], ours, side="right") - 1  # of several the last
+    same = np.zeros(len(ours), bool)
+    same[at >= 0] = theirs[order[at[at >= 0]]] == ours[at >= 0]
+    return order[at[same]], np.flatnonzero(same)
+
+
+def differ(base: RequestTable, cand: RequestTable) -> Bools:
+    """Whether the two answers of each row differ: see `first_divergence`."""
+    theirs, ours = base.lists("token_ids"), cand.lists("token_ids")
+    ids = theirs.known & ours.known
+    found = ids & (theirs.sizes != ours.sizes)
+    rows = np.flatnonzero(ids & ~found)
+    mine = ours.take(rows)
+    unlike = theirs.take(rows).packed() != mine.packed()
+    if unlike.any():
+        found[rows[mine.rows()[unlike]]] = True
+    texts = np.flatnonzero(~ids)
+    for begin in range(0, len(texts), TEXTS_AT_ONCE):
+        some = texts[begin : begin + TEXTS_AT_ONCE]
+        found[some] = _texts_differ(base.take(some), cand.take(some))
+    return found
+
+
+def _texts_differ(base: RequestTable, cand: RequestTable) -> Bools:
+    import pyarrow.compute as pc
+
+    unlike: Bools = pc.not_equal(whole_texts(base), whole_texts(cand)).to_numpy().astype(bool)
+    return unlike
 
 
 def tie_of(divergence: Divergence, ties: dict[tuple[str, int], Tie]) -> Tie | None:
@@ -100,19 +195,20 @@ def tie_of(divergence: Divergence, ties: dict[tuple[str, int], Tie]) -> Tie | No
 
 
 def _told(divergence: Divergence, tie: Tie | None) -> dict[str, Any]:
-    record = divergence.candidate
-    told = {"prompt_id": record.prompt_id, "index": record.index, **divergence.place}
+    told = {"prompt_id": divergence.prompt_id, "index": divergence.key[1], **divergence.place}
     return told if tie is None else {**told, "gap": tie.gap}
 
 
-def first_divergence(baseline: RequestRecord, candidate: RequestRecord) -> dict[str, Any] | None:
-    """Where two answers part: unit, position and what each side has there; None: identical."""
-    ours: Sequence[Any]
-    theirs: Sequence[Any]
-    if baseline.token_ids is not None and candidate.token_ids is not None:
-        unit, theirs, ours = "token", baseline.token_ids, candidate.token_ids
-    else:
-        unit, theirs, ours = "character", whole_text(baseline), whole_text(candidate)
+def first_divergence(
+    baseline: Sequence[RequestRecord], candidate: Sequence[RequestRecord]
+) -> dict[str, Any] | None:
+    """Where two answers part: unit, position and what each side has there; None: identical.
+
+    Each side is a table of one record.
+    """
+    both = [RequestTable.of(side) for side in (baseline, candidate)]
+    unit = "token" if all(t.lists("token_ids").known.all() for t in both) else "character"
+    theirs, ours = (t.lists("token_ids").python()[0] if unit == "token" else _text(t) for t in both)
     if theirs == ours:
         return None
     shared = min(len(theirs), len(ours))
@@ -125,9 +221,17 @@ def first_divergence(baseline: RequestRecord, candidate: RequestRecord) -> dict[
     }
 
 
-def whole_text(record: RequestRecord) -> str:
-    """Reasoning and answer together."""
-    return f"{record.reasoning or ''}\x1f{record.text or ''}"
+def _text(answer: RequestTable) -> str:
+    text: str = whole_texts(answer)[0].as_py()
+    return text
+
+
+def whole_texts(table: RequestTable) -> Any:
+    """Reasoning and answer together, as Arrow keeps texts."""
+    import pyarrow.compute as pc
+
+    parts = (table.texts(name).filled() for name in ("reasoning", "text"))
+    return pc.binary_join_element_wise(*parts, PARTED)
 
 
 def total(parts: Sequence[Integrity | None]) -> Integrity | None:
@@ -152,17 +256,3 @@ def _sum(values: Sequence[int | None]) -> int | None:
     """The sum of what is known: one error is an error, whatever else is not known."""
     known = [v for v in values if v is not None]
     return sum(known) if known else None
-
-
-def matched_answers(
-    base: CellData, cand: CellData
-) -> Iterator[tuple[RequestRecord, RequestRecord]]:
-    """Whole answers of both cells to the same request.
-
-    First turns alone: a later one's question depends on what was answered.
-    """
-    theirs = {(r.index, r.prompt_id): r for r in base.ok if r.turn == 0}
-    for r in cand.ok:
-        other = theirs.get((r.index, r.prompt_id))
-        if other is not None:
-            yield other, r

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from harness.analyse.data import CellData, RunData, pairs
 from harness.analyse.integrity import (
     GROSS_GAP,
     compare_outputs,
-    first_divergence,
-    matched_answers,
+    differ,
+    matched_rows,
     near_tie_bound,
     total,
 )
-from harness.records import Caution, EngineIntegrity, Integrity, RequestRecord, Tie, Ties
+from harness.measure.columns import Integers, Names
+from harness.measure.table import RequestTable
+from harness.records import Caution, EngineIntegrity, Integrity, Tie, Ties
 
 SIGNIFICANT = 0.01
 EXACT = ("float32",)
 """Precisions in which a divergence that no server could be asked about is taken for an error."""
-Key = tuple[Any, ...]
 
 
 def greedy(run: RunData, engine: str) -> bool:
@@ -62,24 +64,21 @@ def engine_integrity(
     whole = total([integrity.get(c.cell.cell_id) for c in cells])
     if whole is None:
         return EngineIntegrity(engine=engine)
-    ours = _first_by_prompt(
-        (_prompt(cand), base, cand) for b, c in pairs(cells) for base, cand in matched_answers(b, c)
-    )
+    hits, n = _first_comparisons(pairs(cells))
     again = [c for c in run.floor if c.cell.engine == engine]
     plain = [*run.select(engine, "baseline"), *again]
-    same, other = floor(plain, load=True), floor(plain, load=False)
-    n, hits = len(ours), sum(ours.values())
-    p = fisher(hits, n, sum(same.values()), len(same)) if same and n else None
+    (floor_hits, floor_n), (other_hits, other_n) = floor(plain, load=True), floor(plain, load=False)
+    p = fisher(hits, n, floor_hits, floor_n) if floor_n and n else None
     return EngineIntegrity(
         engine=engine,
         compared=whole.compared,
         diverged=whole.diverged,
         near_tie=whole.near_tie,
         errors=whole.errors,
-        floor_compared=len(same),
-        floor_diverged=sum(same.values()),
-        floor_loads_compared=len(other),
-        floor_loads_diverged=sum(other.values()),
+        floor_compared=floor_n,
+        floor_diverged=floor_hits,
+        floor_loads_compared=other_n,
+        floor_loads_diverged=other_hits,
         p_value=p,
         broken=_broken(whole, p, ties_of(run, engine).dtype),
     )
@@ -103,43 +102,64 @@ def _broken(whole: Integrity, p: float | None, dtype: str | None) -> str | None:
     return None
 
 
-def _prompt(record: RequestRecord) -> Key:
-    return record.prompt_id, record.turn
+UNSEEN = -1
 
 
-def _first_by_prompt(
-    compared: Iterable[tuple[Key, RequestRecord, RequestRecord]],
-) -> dict[Key, bool]:
-    """Whether the two answers of each key's first comparison differ."""
-    found: dict[Key, bool] = {}
-    for key, one, other in compared:
-        if key not in found:
-            found[key] = first_divergence(one, other) is not None
-    return found
+def _numbered(tables: Sequence[RequestTable]) -> tuple[list[Integers], int]:
+    """Each table's prompts and turns by number, equal ones of all tables alike; how many at most.
+
+    Tables: at least one.
+    """
+    words = Names.join([t.names("prompt_id") for t in tables])
+    turns = np.concatenate([t.ints("turn").values for t in tables])
+    span = 1 + int(turns.max(initial=0))
+    ends = np.cumsum([len(t) for t in tables])
+    return np.split(words.codes * np.int64(span) + turns, ends[:-1]), len(words.names) * span
 
 
-def floor(cells: list[CellData], *, load: bool) -> dict[Key, bool]:
-    """By prompt asked more than once of the baseline: whether a second answer differs.
+def _firsts(prompts: Integers, rows: Integers) -> Integers:
+    """Of these rows, the first one of each prompt."""
+    return rows[np.unique(prompts[rows], return_index=True)[1]]
+
+
+def _first_comparisons(compared: Sequence[tuple[CellData, CellData]]) -> tuple[int, int]:
+    """How many prompts' answers differ where both variants first answered them, and of how many."""
+    tables = []
+    for base, cand in compared:
+        theirs, ours = matched_rows(base.ok, cand.ok, first_turns=True)
+        tables.append((base.ok.take(theirs), cand.ok.take(ours)))
+    if not tables:
+        return 0, 0
+    numbered, prompts = _numbered([ours for _, ours in tables])
+    found = np.full(prompts, UNSEEN)
+    for (theirs_, ours_), own in zip(tables, numbered, strict=True):
+        rows = _firsts(own, np.flatnonzero(found[own] == UNSEEN))
+        found[own[rows]] = differ(theirs_.take(rows), ours_.take(rows))
+    return int((found == 1).sum()), int((found != UNSEEN).sum())
+
+
+def floor(cells: Sequence[CellData], *, load: bool) -> tuple[int, int]:
+    """How many prompts a second answer of the baseline differs in, of those asked more than once.
 
     `load` True: both under the same load, in another cell. False: under different loads, which
     shows what the size of the batch does.
     """
-    fits: Callable[[CellData, CellData], bool] = (
-        (lambda a, b: a.cell.load == b.cell.load)
-        if load
-        else (lambda a, b: a.cell.load != b.cell.load)
-    )
-    first: dict[Key, tuple[CellData, RequestRecord]] = {}
-    found: dict[Key, bool] = {}
-    for data in cells:
-        for record in data.ok:
-            key = _prompt(record)
-            if record.turn or key in found:
-                continue
-            before = first.setdefault(key, (data, record))
-            if before[0] is not data and fits(before[0], data):
-                found[key] = first_divergence(before[1], record) is not None
-    return found
+    if not cells:
+        return 0, 0
+    tables = [c.ok.where(c.ok.ints("turn").values == 0) for c in cells]
+    numbered, prompts = _numbered(tables)
+    found, cell, row = (np.full(prompts, UNSEEN) for _ in range(3))
+    for i, own in enumerate(numbered):
+        fits = [(other.cell.load == cells[i].cell.load) is load for other in cells[:i]]
+        again = np.array([*fits, False], bool)[cell[own]]
+        rows = _firsts(own, np.flatnonzero(again & (found[own] == UNSEEN)))
+        for before in np.unique(cell[own[rows]]).tolist():
+            some = rows[cell[own[rows]] == before]
+            theirs = tables[before].take(row[own[some]])
+            found[own[some]] = differ(theirs, tables[i].take(some))
+        new = _firsts(own, np.flatnonzero(cell[own] == UNSEEN))
+        cell[own[new]], row[own[new]] = i, new
+    return int((found == 1).sum()), int((found != UNSEEN).sum())
 
 
 def fisher(hits: int, n: int, floor_hits: int, floor_n: int) -> float:

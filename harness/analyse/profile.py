@@ -16,6 +16,8 @@ from harness.analyse.acceptance import estimates, pooled_acceptance
 from harness.analyse.data import CellData, RunData
 from harness.analyse.requests import Columns, columns, drafted_a_step
 from harness.analyse.speed import forced_length
+from harness.measure.metrics import categories
+from harness.measure.table import RequestTable
 from harness.records import Acceptance, DraftCounts
 
 VERSION = "1.0"
@@ -53,8 +55,7 @@ def _profile(run: RunData, engine: str, cells: list[CellData]) -> dict[str, Any]
     mean = 1 + sum(j * n for j, n in enumerate(histogram)) / counts.drafts
     reached = (counts.drafts, *(counts.per_position or ()), *(0,) * k)
     marginal = [n / counts.drafts for n in reached[1 : k + 1]]
-    records = [r for c in cells for r in c.ok]
-    own = estimates(records)
+    own = estimates(RequestTable.join([c.ok for c in cells]))
     per_request = own.length_request_mean.value if own else None
     length = round(mean, DIGITS)
     return {
@@ -101,11 +102,10 @@ def _checkpoint(path: str | None) -> dict[str, str] | None:
 
 
 def _categories(cells: Sequence[CellData]) -> dict[str, dict[str, float]] | None:
-    records = [r for c in cells for r in c.ok]
-    names = sorted({r.category for r in records if r.category is not None})
+    records = RequestTable.join([c.ok for c in cells])
     found = {}
-    for name in names:
-        own = columns([r for r in records if r.category == name])
+    for name, rows in categories(records):
+        own = columns(records.take(rows))
         if own is not None and own.drafts.sum():
             found[name] = _category(own)
     return found or None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Counts = NDArray
 
 CONFIDENCE = 0.95
+ONE_THREAD = 10_000
 
 
 def ratio(y: Counts, x: Counts, *, offset: float = 0.0, most: float | None = None) -> Estimate:
@@ -84,9 +85,18 @@ def _deviation(y: Counts, x: Counts, value: float) -> Deviation | None:
     own, trials = np.asarray(y, dtype=float)[some], np.asarray(x, dtype=float)[some]
     whole = float(trials.sum())
     left_out = (own - value * trials) / (whole - trials)
-    variance = (n - 1) / n * float(left_out @ left_out)
-    worth = whole**2 / float(trials @ trials)
+    variance = (n - 1) / n * _squared(left_out)
+    worth = whole**2 / _squared(trials)
     return Deviation(deviation=math.sqrt(variance), t=_t(0.5 + CONFIDENCE / 2, max(1.0, worth - 1)))
+
+
+def _squared(values: Counts) -> float:
+    """The sum of squares; by parts that no linear algebra library spreads over its threads.
+
+    Else the last digit would depend on the machine's number of cores.
+    """
+    parts = (values[at : at + ONE_THREAD] for at in range(0, len(values), ONE_THREAD))
+    return sum(float(part @ part) for part in parts)
 
 
 def _t(probability: float, degrees: float) -> float:

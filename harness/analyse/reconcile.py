@@ -5,10 +5,12 @@ What each counts, and what it may differ by, stands in docs/acceptance.md.
 
 from __future__ import annotations
 
+import numpy as np
+
 from harness.analyse.data import CellData
 from harness.analyse.doubts import counter_cautions, counters_doubted
-from harness.analyse.requests import cut_tokens, drafted_a_step
-from harness.measure.metrics import acceptance_length, dropped
+from harness.analyse.requests import cut_tokens, drafted_a_step, own_counts
+from harness.measure.metrics import acceptance_length
 from harness.records import Acceptance, Caution, DraftCounts, MergedChunks
 
 SAME_STEPS = 0.01
@@ -58,9 +60,9 @@ def _idle(data: CellData, acceptance: Acceptance) -> Caution | None:
 
 
 def _part_told(data: CellData) -> Caution | None:
-    told = sum(r.acceptance is not None for r in data.ok)
-    silent = sum(r.acceptance is None and (r.output_tokens or 0) > 1 for r in data.ok)
-    if not told or not silent:
+    told = data.ok.drafts.told
+    silent = int((~told & (data.ok.ints("output_tokens").values > 1)).sum())
+    if not told.any() or not silent:
         return None
     return Caution(
         code="per_request_incomplete",
@@ -112,7 +114,7 @@ def _length(counts: DraftCounts | None) -> float | None:
 
 
 def _disagree(data: CellData, acceptance: Acceptance) -> Caution | None:
-    whole = all(r.status == "ok" or dropped(r) for r in data.records)
+    whole = data.whole
     odd = disagreements(acceptance, whole=whole)
     odd = odd or (_other_steps(data, acceptance) if whole else [])
     if not odd or _explained(data, acceptance, odd):
@@ -174,12 +176,12 @@ def _explained(data: CellData, acceptance: Acceptance, odd: list[str]) -> bool:
     if client is None or not all(o.startswith("client") for o in odd):
         return False
     if told is not None:
-        cuts = [cut_tokens(r) for r in data.ok]
-        return None not in cuts and client.drafts <= told.drafts
-    tokens = [r.output_tokens for r in data.ok]
-    if counted is None or len(data.ok) != len(data.records) or None in tokens:
+        cuts = cut_tokens(own_counts(data.ok), data.ok.ints("output_tokens"))
+        return bool(cuts.known.all()) and client.drafts <= told.drafts
+    tokens = data.ok.ints("output_tokens")
+    if counted is None or len(data.ok) != len(data.records) or not tokens.known.all():
         return False
-    cut = counted.drafts + counted.accepted - sum((n or 1) - 1 for n in tokens)
+    cut = counted.drafts + counted.accepted - int((np.maximum(tokens.values, 1) - 1).sum())
     within = 0 <= cut <= drafted_a_step(counted) * len(data.ok)
     return within and client.drafts <= counted.drafts
 
@@ -190,7 +192,7 @@ def _reason(data: CellData, acceptance: Acceptance) -> str:
     counted, client = sources.get("counters"), sources.get("client")
     if counters_doubted(data, sources):
         return "the counters are wrong or of more than this load, as the other caution says"
-    if counted is not None and any(r.status != "ok" for r in data.records):
+    if counted is not None and len(data.ok) != len(data.records):
         return "counters also count the steps of requests that failed or were cut short"
     if counted is not None and not (counters.settled and counters.settled_before):
         return "the counters were read while they were still moving"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness.analyse.data import RunData, pairs
-from harness.analyse.integrity import matched_answers
+from harness.analyse.integrity import matched_rows
 from harness.records import Caution, EngineIntegrity, RequestRecord
 
 if TYPE_CHECKING:
@@ -42,11 +42,20 @@ def sampled(run: RunData, engine: str) -> Sampled | None:
     """The test on one engine; None: greedy, or too few prompts answered by both variants."""
     if run.plan(engine)["sampling"]["temperature"] == 0:
         return None
-    matched = [
-        both for base, cand in pairs(run.select(engine)) for both in matched_answers(base, cand)
+    both = [
+        (base.ok, cand.ok, *matched_rows(base.ok, cand.ok, first_turns=True))
+        for base, cand in pairs(run.select(engine))
     ]
-    step = max(1, -(-len(matched) // MOST_PAIRS))
-    return permutation_test(matched[::step])
+    step = max(1, -(-sum(len(ours) for *_, ours in both) // MOST_PAIRS))
+    matched: list[tuple[RequestRecord, RequestRecord]] = []
+    skip = 0  # every so many of all pairs, cell after cell
+    for base, cand, theirs, ours in both:
+        taken = slice(skip, None, step)
+        matched += zip(
+            base.take(theirs[taken]).records(), cand.take(ours[taken]).records(), strict=True
+        )
+        skip = (skip - len(ours)) % step
+    return permutation_test(matched)
 
 
 def permutation_test(

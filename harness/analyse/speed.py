@@ -16,12 +16,16 @@ from statistics import geometric_mean
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from harness.analyse.acceptance import acceptance_of, sources_of
 from harness.analyse.data import CellData, RunData, pairs
 from harness.analyse.predict import Measured, Unit, estimate, predictions
-from harness.measure.steady import LEVELS, Level, steady_window
-from harness.records import Acceptance, Interval, LoadPoint, Metrics, RequestRecord, Speed
+from harness.measure.columns import Integers
+from harness.measure.metrics import later_tokens
+from harness.measure.steady import LEVELS, Level
+from harness.measure.table import RequestTable
+from harness.records import Acceptance, Interval, LoadPoint, Metrics, Speed
 
 Basis = Literal["chunks", "acceptance"]
 CHUNKS_AGREE = 0.02
@@ -225,17 +229,21 @@ def step_basis(specs: Sequence[CellData]) -> tuple[Basis, float | None]:
     """
     chunks = steps = 0
     for data in specs:
-        told = [r.acceptance for r in data.ok]
-        if told and all(t is not None for t in told):
-            chunks += sum(len(r.chunk_ns) - 1 for r in data.ok if r.chunk_ns)
-            steps += sum(t.drafts for t in told if t is not None)
+        told = data.ok.drafts
+        if len(data.ok) and told.told.all():
+            chunks += _later_chunks(data.ok)
+            steps += int(told.drafts.sum())
         elif data.counters.delta is not None:
-            chunks += sum(len(r.chunk_ns) - 1 for r in data.records if r.chunk_ns)
+            chunks += _later_chunks(data.records)
             steps += data.counters.delta.drafts
     if not steps:
         return "chunks", None
     share = chunks / steps
     return ("chunks" if abs(share - 1) <= CHUNKS_AGREE else "acceptance"), share
+
+
+def _later_chunks(table: RequestTable) -> int:
+    return int(np.maximum(0, table.lists("chunk_ns").sizes - 1).sum())
 
 
 def block_of(
@@ -269,54 +277,41 @@ def block_of(
 
 def phase_of(data: CellData, level: Level) -> Phase | None:
     """The times of a cell's whole answers in its window; None where there is nothing to time."""
-    window = steady_window(data.records, data.cell.load, level)
+    window = data.window(level)
     if window is None:
         return None
-    first = decode = later = gaps = flown = 0
-    spans: list[tuple[int, int]] = []
-    for r in data.records:
-        if r.sent_ns is None or not r.chunk_ns:
-            continue
-        begun, ended = r.chunk_ns[0], r.chunk_ns[-1]
-        last = min(ended, window.end_ns)
-        flown += max(0, last - max(r.sent_ns, window.begin_ns))
-        if last > max(begun, window.begin_ns):
-            spans.append((max(begun, window.begin_ns), last))
-        if r.status == "ok" and (tokens := _later(r)) and window.has(r):
-            first += begun - r.sent_ns
-            decode += ended - begun
-            later += tokens
-            gaps += len(r.chunk_ns) - 1
-    if not (later and decode > 0 and first > 0 and spans):
+    table, chunks = data.records, data.records.lists("chunk_ns")
+    timed = table.ints("sent_ns").known & (chunks.sizes > 0)
+    sent, begun, ended = table.ints("sent_ns").values, chunks.first().values, chunks.last().values
+    last = np.minimum(ended, window.end_ns)
+    flown = int(np.maximum(0, last - np.maximum(sent, window.begin_ns))[timed].sum())
+    starts = np.maximum(begun, window.begin_ns)
+    running = timed & (last > starts)
+    tokens = later_tokens(table)
+    mine = timed & table.answered & window.has(table) & (chunks.sizes > 1)
+    mine &= tokens.known & (tokens.values != 0)
+    first, decode = int((begun - sent)[mine].sum()), int((ended - begun)[mine].sum())
+    later = int(tokens.values[mine].sum())
+    if not (later and decode > 0 and first > 0 and running.any()):
         return None
     return Phase(
         first_s=first / NS,
         decode_s=decode / NS,
         later=later,
-        gaps=gaps,
+        gaps=int((chunks.sizes[mine] - 1).sum()),
         under_way=flown / (window.end_ns - window.begin_ns),
-        running=running_batch(spans),
+        running=running_batch(starts[running], last[running]),
     )
 
 
-def running_batch(spans: Sequence[tuple[int, int]]) -> float:
+def running_batch(begins: Integers, ends: Integers) -> float:
     """How many spans a moment within one lies in, on average over all of them (not empty)."""
-    import numpy as np
-
-    ends = np.asarray(spans, dtype=np.int64)
-    times = np.concatenate((ends[:, 0], ends[:, 1]))
+    times = np.concatenate((begins, ends))
     order = np.argsort(times, kind="stable")
     change = np.repeat((1, -1), len(ends))[order]
     together = np.cumsum(change)[:-1].astype(float)
     lasted = np.diff(times[order]).astype(float)
     return float((together**2 * lasted).sum() / (together * lasted).sum())
-
-
-def _later(r: RequestRecord) -> int | None:
-    """Tokens after the first chunk; None where they cannot be timed."""
-    if r.output_tokens is None or r.chunk_tokens is None or len(r.chunk_ns) < 2:
-        return None
-    return r.output_tokens - r.chunk_tokens[0]
 
 
 def measured_at(blocks: Sequence[Block], k: int | None) -> Measured | None:

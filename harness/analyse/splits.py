@@ -6,11 +6,12 @@ engine's own where it told every one, else the client's chunks after each answer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from harness.analyse.acceptance import estimates_of, merged_chunks
 from harness.analyse.data import CellData, RunData
@@ -18,30 +19,37 @@ from harness.analyse.ratio import ratio
 from harness.analyse.requests import (
     Columns,
     chunks_of,
+    cluster_names,
     clusters,
     columns,
-    drafted_a_step,
-    later_ones,
+    each_drafted_a_step,
     past_end,
 )
+from harness.measure.columns import Ints, Names
 from harness.measure.metrics import window_ns
+from harness.measure.table import RequestTable
 from harness.records import (
     AcceptanceSplits,
     Estimate,
     LoadPoint,
-    RequestRecord,
     Split,
     SplitPart,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Counts = NDArray
+Counts = NDArray
+Source = Literal["per_request", "client"]
+By = Literal["output_tokens", "output_quarter", "thinking", "run_time"]
 
 QUARTERS = ("first quarter", "second quarter", "third quarter", "last quarter")
 RANGES = (0, 16, 64, 256, 1024, 4096)
 """Where ranges of output tokens begin."""
+RANGE_NAMES = tuple(
+    f"tokens {begin} {end}"
+    for begin, end in zip(RANGES, [*(f"to {e - 1}" for e in RANGES[1:]), "and later"], strict=True)
+)
+THINKING = ("inside the thinking", "after it")
+PIECE = 65_536
+"""Requests whose steps are looked at in one go."""
 SHOWN = 5
 LEAST_STEPS = 8
 """A request of fewer steps is neither the best nor the worst: its figure is chance."""
@@ -50,18 +58,53 @@ LEAST_STEPS = 8
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """Every verify step of some requests, one element a step.
 
-    `row` is its request, `cluster` that request's prompt, `token` the output tokens before it,
-    `arrived_ns` when its chunk came (the engine's own steps: None, as several may have come in one
-    chunk). `longest`: tokens a step can give, where that is known.
+    `row` is its request, `token` the output tokens before it, `arrived_ns` when its chunk came (the
+    engine's own steps: None, as several may have come in one chunk).
     """
 
-    source: Literal["per_request", "client"]
     row: Counts
-    cluster: Counts
     token: Counts
     accepted: Counts
-    arrived_ns: Counts | None
-    longest: int | None = None
+    arrived_ns: Counts | None = None
+
+
+class Tally:
+    """The steps of each part of one split, added up piece by piece for each cluster."""
+
+    def __init__(self, by: By, names: Sequence[str], clusters: int) -> None:
+        self._by = by
+        self._names = names
+        self._clusters = clusters
+        self._sums: dict[int, tuple[Counts, Counts, int]] = {}
+
+    def add(self, steps: Steps, cluster: Counts, part: Counts) -> None:
+        """Steps by the number of their part (-1: of none) and the cluster of their request."""
+        for number in range(len(self._names)):
+            at = np.flatnonzero(part == number)
+            if not len(at):
+                continue
+            own = cluster[steps.row[at]]
+            y = np.bincount(own, weights=steps.accepted[at], minlength=self._clusters)
+            x = np.bincount(own, minlength=self._clusters)
+            requests = int(np.count_nonzero(np.bincount(steps.row[at])))
+            if number in self._sums:
+                before = self._sums[number]
+                y, x, requests = before[0] + y, before[1] + x, before[2] + requests
+            self._sums[number] = (y, x, requests)
+
+    def split(self, source: Source, longest: int | None) -> Split:
+        """The parts that have a step."""
+        parts = [
+            SplitPart(
+                name=self._names[number],
+                requests=requests,
+                drafts=int(x.sum()),
+                accepted=int(y.sum()),
+                length=_length(y, x, longest),
+            )
+            for number, (y, x, requests) in sorted(self._sums.items())
+        ]
+        return Split(by=self._by, source=source, parts=tuple(parts))
 
 
 def split_acceptance(run: RunData) -> tuple[AcceptanceSplits, ...]:
@@ -76,17 +119,12 @@ def split_acceptance(run: RunData) -> tuple[AcceptanceSplits, ...]:
 
 
 def _split(engine: str, load: LoadPoint, cells: list[CellData]) -> AcceptanceSplits:
-    records = [r for c in cells for r in c.ok]
+    records = RequestTable.join([c.ok for c in cells])
     own = columns(records)
     splits: list[Split | None] = []
-    chunks = client_steps(records)
-    steps = engine_steps(records) or chunks
     if own is not None:
         splits += [by_category(records, own), by_request(records, own)]
-    if steps is not None:
-        splits += [by_tokens(steps), by_quarter(records, steps), by_thinking(records, steps)]
-    if chunks is not None:
-        splits.append(over_time(cells, chunks))
+    splits += step_splits(records, cells)
     return AcceptanceSplits(
         engine=engine,
         load=load,
@@ -97,87 +135,119 @@ def _split(engine: str, load: LoadPoint, cells: list[CellData]) -> AcceptanceSpl
     )
 
 
-def k_of(records: Sequence[RequestRecord]) -> int | None:
+def k_of(records: RequestTable) -> int | None:
     """Draft tokens a verify step, as the requests' own figures tell; None where they do not."""
-    told = [drafted_a_step(r.acceptance) for r in records if r.acceptance and r.acceptance.drafts]
-    return max(told, default=0) or None
+    told = each_drafted_a_step(records.drafts)[records.drafts.drafts > 0]
+    return int(told.max(initial=0)) or None
 
 
-def engine_steps(records: Sequence[RequestRecord]) -> Steps | None:
-    """The engine's own steps; None where it did not tell those of every request.
+def steps_told(records: RequestTable) -> bool:
+    """Whether the engine told the steps of every request."""
+    tokens = records.ints("output_tokens")
+    made = ~(tokens.known & (tokens.values == 1))
+    return bool(made.any() and records.drafts.steps.known[made].all())
+
+
+def chunks_told(tables: Sequence[RequestTable]) -> bool:
+    """Whether the server told the tokens of every chunk, and chunks may be steps."""
+    found = [chunks_of(t) for t in tables]
+    same = (t.lists("chunk_ns").sizes == t.lists("chunk_tokens").sizes for t in tables)
+    some = any(f is not None and len(f[2]) for f in found)
+    return None not in found and some and all(s.all() for s in same)
+
+
+def step_splits(records: RequestTable, cells: Sequence[CellData]) -> list[Split]:
+    """What is split by the step: by place in the output, by thinking, and over the run.
+
+    `records` are the cells' whole answers. They are looked at piece by piece: of all requests at
+    once the steps would fill the memory.
+    """
+    told, chunked = steps_told(records), chunks_told([c.ok for c in cells])
+    if not told and not chunked:
+        return []
+    cluster = clusters(records)
+    n = int(cluster.max()) + 1
+    tokens, quarters = Tally("output_tokens", RANGE_NAMES, n), Tally("output_quarter", QUARTERS, n)
+    thinking, over_time = Tally("thinking", THINKING, n), Tally("run_time", QUARTERS, n)
+    lengths_known, done = True, 0
+    for piece, phase in _pieces(cells):
+        own = cluster[done : done + len(piece)]
+        done += len(piece)
+        chunks = client_steps(piece) if chunked else None
+        steps = engine_steps(piece) if told else chunks
+        assert steps is not None
+        tokens.add(steps, own, token_range(steps))
+        thinking.add(steps, own, thinking_part(piece, steps))
+        quarter = output_quarter(piece, steps)
+        if quarter is None:
+            lengths_known = False
+        else:
+            quarters.add(steps, own, quarter)
+        if chunks is not None:
+            over_time.add(chunks, own, run_quarter(phase, chunks))
+    k = k_of(records)
+    longest = k + 1 if told and k is not None else None
+    source: Source = "per_request" if told else "client"
+    splits = [t.split(source, longest) for t in (tokens, *([quarters] * lengths_known), thinking)]
+    return [*splits, *([over_time.split("client", None)] if chunked else [])]
+
+
+Phase = tuple[int, int]
+"""When a cell's measured phase began, and its length in ns."""
+
+
+def _pieces(cells: Sequence[CellData]) -> Iterator[tuple[RequestTable, Phase]]:
+    """The cells' whole answers, at most `PIECE` at once."""
+    for c in cells:
+        begin, end = window_ns(c.records)
+        phase = (begin or 0, max(1, (end or 1) - (begin or 0)))
+        for at in range(0, len(c.ok), PIECE):
+            yield (c.ok if len(c.ok) <= PIECE else c.ok[at : at + PIECE]), phase
+
+
+def engine_steps(records: RequestTable) -> Steps:
+    """The engine's own steps, which it told.
 
     Of the last step the tokens behind the answer's end are left out, where they are known.
     """
-    import numpy as np
-
-    made = [r for r in records if (r.output_tokens or 2) > 1]
-    if not made or any(r.acceptance is None or r.acceptance.steps is None for r in made):
-        return None
-    steps = [list(r.acceptance.steps or ()) if r.acceptance is not None else [] for r in records]
-    for r, own in zip(records, steps, strict=True):
-        if own:
-            own[-1] = max(0, own[-1] - (past_end(r) or 0))
-    sizes = np.fromiter(map(len, steps), np.int64, len(steps))
-    accepted = np.fromiter(chain.from_iterable(steps), np.int64, int(sizes.sum()))
-    found = _in_order("per_request", records, sizes, np.ones(len(steps), np.int64), accepted)
-    k = k_of(records)
-    return msgspec.structs.replace(found, longest=None if k is None else k + 1)
+    tokens, steps = records.ints("output_tokens"), records.drafts.steps
+    some = steps.sizes > 0
+    accepted = steps.flat().copy()
+    last = np.cumsum(steps.sizes)[some] - 1
+    behind = past_end(records.drafts, tokens)
+    cut = np.where(behind.known, behind.values, 0)[some]
+    accepted[last] = np.maximum(0, accepted[last] - cut)
+    first = np.ones(len(records), np.int64)
+    return _in_order(steps.sizes, first, accepted)
 
 
-def client_steps(records: Sequence[RequestRecord]) -> Steps | None:
-    """Every chunk after a request's first; None where the server told no tokens a chunk."""
-    import numpy as np
-
-    found = chunks_of(records)
-    if found is None or not len(found[2]):
-        return None
-    sizes, first, tokens = found
-    times = [r.chunk_ns for r in records]
-    if (np.fromiter(map(len, times), np.int64, len(times)) != sizes).any():
-        return None
-    steps = _in_order("client", records, np.maximum(0, sizes - 1), first, tokens - 1)
-    arrived = np.fromiter(chain.from_iterable(times), np.int64, int(sizes.sum()))
-    return msgspec.structs.replace(steps, arrived_ns=arrived[later_ones(sizes)])
+def client_steps(records: RequestTable) -> Steps:
+    """Every chunk after a request's first, of chunks whose tokens the server told."""
+    tokens, times = records.lists("chunk_tokens"), records.lists("chunk_ns")
+    accepted, first = tokens.later().flat() - 1, tokens.first().values
+    steps = _in_order(np.maximum(0, tokens.sizes - 1), first, accepted)
+    return msgspec.structs.replace(steps, arrived_ns=times.later().flat())
 
 
-def _in_order(
-    source: Literal["per_request", "client"],
-    records: Sequence[RequestRecord],
-    sizes: Counts,
-    first: Counts,
-    accepted: Counts,
-) -> Steps:
+def _in_order(sizes: Counts, first: Counts, accepted: Counts) -> Steps:
     """`first` is how many tokens each answer began with, before its first verify step."""
-    import numpy as np
-
     row = np.repeat(np.arange(len(sizes)), sizes)
     made = np.cumsum(accepted + 1) - (accepted + 1)  # before each step, over all requests
     began = np.cumsum(sizes) - sizes
     start = made[np.minimum(began, max(0, len(made) - 1))] if len(made) else began
-    return Steps(
-        source=source,
-        row=row,
-        cluster=clusters(records)[row],
-        token=made - start[row] + first[row],
-        accepted=accepted,
-        arrived_ns=None,
-    )
+    return Steps(row=row, token=made - start[row] + first[row], accepted=accepted)
 
 
-def by_category(records: Sequence[RequestRecord], own: Columns) -> Split | None:
+def by_category(records: RequestTable, own: Columns) -> Split | None:
     """By the prompts' category; requests without one are a part of their own."""
-    import numpy as np
-
-    names = [r.category or "no category" for r in records]
-    order = {name: i for i, name in enumerate(sorted(set(names)))}
-    number = np.fromiter((order[name] for name in names), np.int64, len(names))
-    parts = [_request_part(name, own, number == i) for name, i in order.items()]
+    none = Names(np.zeros(len(records), np.int32), ("no category",))
+    found = records.names("category").or_else(none).ranked()
+    names = sorted(enumerate(found.names), key=lambda item: item[1])
+    parts = [_request_part(name, own, found.codes == i) for i, name in names]
     return Split(by="category", source=own.source, parts=tuple(p for p in parts if p.drafts))
 
 
 def _request_part(name: str, own: Columns, mine: Counts) -> SplitPart:
-    import numpy as np
-
     y, x = own.summed(np.where(mine, own.accepted, 0)), own.summed(np.where(mine, own.drafts, 0))
     return SplitPart(
         name=name,
@@ -193,11 +263,9 @@ def _length(accepted: Counts, drafts: Counts, most: int | None) -> Estimate:
     return ratio(accepted[has], drafts[has], offset=1, most=most)
 
 
-def by_request(records: Sequence[RequestRecord], own: Columns) -> Split | None:
+def by_request(records: RequestTable, own: Columns) -> Split | None:
     """The prompts of the lowest and of the highest acceptance length, all their requests pooled."""
-    import numpy as np
-
-    names = list(dict.fromkeys(r.conversation or r.prompt_id for r in records))
+    _, names = cluster_names(records)
     drafts, accepted = own.summed(own.drafts), own.summed(own.accepted)
     with_steps = np.bincount(own.cluster, weights=own.drafts > 0, minlength=len(names))
     enough = np.flatnonzero(drafts >= LEAST_STEPS)
@@ -222,97 +290,49 @@ def by_request(records: Sequence[RequestRecord], own: Columns) -> Split | None:
     )
 
 
-def by_tokens(steps: Steps) -> Split:
-    """By how many output tokens came before the step."""
-    import numpy as np
-
-    part = np.searchsorted(RANGES, steps.token, side="right") - 1
-    ends = [f"to {end - 1}" for end in RANGES[1:]]
-    names = [f"tokens {a} {b}" for a, b in zip(RANGES, [*ends, "and later"], strict=True)]
-    return _step_split("output_tokens", steps, part, names)
+def token_range(steps: Steps) -> Counts:
+    """By how many output tokens came before the step: the number in `RANGE_NAMES`."""
+    found: Counts = np.searchsorted(RANGES, steps.token, side="right") - 1
+    return found
 
 
-def by_quarter(records: Sequence[RequestRecord], steps: Steps) -> Split | None:
+def output_quarter(records: RequestTable, steps: Steps) -> Counts | None:
     """By the share of its own output that came before the step."""
-    import numpy as np
-
-    tokens = np.asarray([r.output_tokens or 0 for r in records], np.int64)
-    if not (tokens[steps.row] > 0).all():
-        return None
-    part = np.clip(4 * steps.token // tokens[steps.row], 0, 3)
-    return _step_split("output_quarter", steps, part, QUARTERS)
+    tokens = records.ints("output_tokens").values[steps.row]
+    return np.clip(4 * steps.token // tokens, 0, 3) if (tokens > 0).all() else None
 
 
-def by_thinking(records: Sequence[RequestRecord], steps: Steps) -> Split | None:
+def thinking_part(records: RequestTable, steps: Steps) -> Counts:
     """Inside and after the thinking part, of the answers that have one.
 
     The step that brought the first of the answer proper counts as after it.
     """
-    import numpy as np
-
-    before = [_tokens_thought(r) for r in records]
-    if all(b is None for b in before):
-        return None
-    thought = np.asarray([-1 if b is None else b for b in before], np.int64)[steps.row]
-    part = np.where(thought < 0, -1, (steps.token >= thought).astype(np.int64))
-    return _step_split("thinking", steps, part, ("inside the thinking", "after it"))
+    before = _tokens_thought(records)
+    thought = np.where(before.known, before.values, -1)[steps.row]
+    return np.where(thought < 0, -1, (steps.token >= thought).astype(np.int64))
 
 
-def _tokens_thought(r: RequestRecord) -> int | None:
-    """Output tokens that came before the answer proper; None where there is no thinking part."""
-    if r.first_reasoning_ns is None or r.chunk_tokens is None:
-        return None
-    if r.first_answer_ns is None:
-        return sum(r.chunk_tokens)
-    return sum(
-        tokens
-        for tokens, at in zip(r.chunk_tokens, r.chunk_ns, strict=False)
-        if at < r.first_answer_ns
-    )
+def _tokens_thought(records: RequestTable) -> Ints:
+    """Output tokens before each answer proper; not known where there is no thinking part."""
+    tokens, times = records.lists("chunk_tokens"), records.lists("chunk_ns")
+    answered, n = records.ints("first_answer_ns"), len(records)
+    known = records.ints("first_reasoning_ns").known & tokens.known
+    if not known.any():
+        return Ints(np.zeros(n, np.int64), known)
+    both = np.minimum(tokens.sizes, times.sizes)
+    sizes, own = tokens.head(both).flat(), times.head(both)
+    row = own.rows()
+    early = np.where(own.flat() < answered.values[row], sizes, 0)
+    every = np.bincount(tokens.rows(), weights=tokens.flat(), minlength=n)
+    before = np.bincount(row, weights=early, minlength=n)
+    return Ints(np.where(answered.known, before, every).astype(np.int64), known)
 
 
-def over_time(cells: Sequence[CellData], steps: Steps) -> Split | None:
+def run_quarter(phase: Phase, steps: Steps) -> Counts:
     """By the quarter of its cell's measured phase in which the step's chunk arrived.
 
     The client's chunks are taken: the engine's steps have no time. Blocks are laid over each other.
     """
-    import numpy as np
-
-    if steps.arrived_ns is None:
-        return None
-    begins, lengths = [], []
-    for c in cells:
-        begin, end = window_ns(c.records)
-        begins += [begin or 0] * len(c.ok)
-        lengths += [max(1, (end or 1) - (begin or 0))] * len(c.ok)
-    since = steps.arrived_ns - np.asarray(begins, np.int64)[steps.row]
-    part = np.clip(4 * since // np.asarray(lengths, np.int64)[steps.row], 0, 3)
-    return _step_split("run_time", steps, part, QUARTERS)
-
-
-def _step_split(
-    by: Literal["output_tokens", "output_quarter", "thinking", "run_time"],
-    steps: Steps,
-    part: Counts,
-    names: Sequence[str],
-) -> Split:
-    """The steps' parts, numbered from 0 (-1: of none), those without a step left out."""
-    import numpy as np
-
-    parts = []
-    for number, name in enumerate(names):
-        at = part == number
-        if not at.any():
-            continue
-        cluster = steps.cluster[at]
-        y, x = np.bincount(cluster, weights=steps.accepted[at]), np.bincount(cluster)
-        parts.append(
-            SplitPart(
-                name=name,
-                requests=int(np.count_nonzero(np.bincount(steps.row[at]))),
-                drafts=int(x.sum()),
-                accepted=int(y.sum()),
-                length=_length(y, x, steps.longest),
-            )
-        )
-    return Split(by=by, source=steps.source, parts=tuple(parts))
+    assert steps.arrived_ns is not None
+    begin, length = phase
+    return np.clip(4 * (steps.arrived_ns - begin) // length, 0, 3)

@@ -19,9 +19,9 @@ from harness.analyse.output import Output, output_cautions, output_of, output_vo
 from harness.analyse.speed import forced_length, speeds
 from harness.analyse.speed_cautions import speed_cautions
 from harness.analyse.splits import split_acceptance
-from harness.measure.metrics import by_category, cell_metrics, dropped
+from harness.measure.metrics import by_category, cell_metrics
 from harness.measure.slo import meets, slo_of
-from harness.measure.steady import LEVELS, Level, steady_window
+from harness.measure.steady import LEVELS, Level
 from harness.records import (
     SCHEMA_VERSION,
     Acceptance,
@@ -85,7 +85,7 @@ def cell_figures(run: RunData) -> dict[str, Metrics]:
     """
     levels: dict[PairKey, Level] = {}
     for c in run.cells:
-        window = steady_window(c.records, c.cell.load)
+        window = c.window()
         found = [levels.get(c.pair_key, LEVELS[0]), window.level if window else LEVELS[0]]
         levels[c.pair_key] = max(found, key=LEVELS.index)
     metrics: dict[str, Metrics] = {}
@@ -93,9 +93,8 @@ def cell_figures(run: RunData) -> dict[str, Metrics]:
         slo = slo_of(run.plan(c.cell.engine))
         metrics[c.cell.cell_id] = cell_metrics(
             c.records,
-            c.cell.load,
+            c.window(levels[c.pair_key]),
             meets=partial(meets, slo=slo) if slo.said else None,
-            least=levels[c.pair_key],
         )
     return metrics
 
@@ -133,13 +132,7 @@ def _cell_summary(
 def _status(data: CellData) -> Literal["ok", "partial", "failed"]:
     if not data.ok:
         return "failed"
-    whole = data.timeline.interrupted is None and len(data.ok) == _asked(data)
-    return "ok" if whole else "partial"
-
-
-def _asked(data: CellData) -> int:
-    """The requests that were sent, or should have been: all but those dropped as planned."""
-    return len(data.records) - sum(dropped(r) for r in data.records)
+    return "ok" if data.timeline.interrupted is None and data.whole else "partial"
 
 
 def void_reason(run: RunData) -> str | None:
@@ -148,8 +141,8 @@ def void_reason(run: RunData) -> str | None:
     searching = SEARCH in run.manifest.plan  # there a load that is refused is an answer
     for data in cells:
         cell = data.cell.cell_id
-        if not searching and (len(data.ok) < MIN_OK_SHARE * _asked(data) or not data.ok):
-            return f"too few requests succeeded: {len(data.ok)} of {_asked(data)} in {cell}"
+        if not searching and (len(data.ok) < MIN_OK_SHARE * data.asked or not data.ok):
+            return f"too few requests succeeded: {len(data.ok)} of {data.asked} in {cell}"
         allowed = run.plan(data.cell.engine)["load"].get("allow_client_bound", False)
         bound = None if allowed else client_bound(data)
         if bound is not None:
@@ -157,7 +150,8 @@ def void_reason(run: RunData) -> str | None:
                 f"the load generator was the bottleneck: {bound} in {cell} "
                 "(load.allow_client_bound=true takes the figures as they are)"
             )
-        if data.ok and all(r.output_tokens == 0 for r in data.ok):
+        tokens = data.ok.ints("output_tokens")
+        if data.ok and tokens.total() is not None and not tokens.values.any():
             return f"the server sent no token in {cell}"
     return None
 

@@ -7,20 +7,20 @@ is undefined is None, never zero. `docs/metrics.md` says the same in prose.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise
 
 import numpy as np
 
+from harness.measure.columns import Bools, Drafts, Floats, Integers, Ints
 from harness.measure.definitions import DEFINITIONS as DEFINITIONS
 from harness.measure.definitions import LATE_S
 from harness.measure.definitions import Better as Better
 from harness.measure.definitions import Metric as Metric
-from harness.measure.steady import Level, Window, steady_window
+from harness.measure.steady import Window, steady_window
+from harness.measure.table import RequestTable
 from harness.records import (
     CategoryFigures,
     Distribution,
     DraftCounts,
-    LoadPoint,
     Metrics,
     RequestRecord,
     Steady,
@@ -31,68 +31,86 @@ LONGEST_STEP = 256
 """Tokens of one verify step; no engine drafts as many."""
 
 
-def _since(start_ns: int | None, end_ns: int | None) -> float | None:
-    return None if start_ns is None or end_ns is None else (end_ns - start_ns) / NS
+def _since(start: Ints, end: Ints) -> Floats:
+    """Seconds from one moment to the other of each request; NaN where either is not known."""
+    return np.where(start.known & end.known, (end.values - start.values) / NS, np.nan)
 
 
-def ttft_s(r: RequestRecord) -> float | None:
-    """Time to the first token, in seconds."""
-    return _since(r.sent_ns, r.chunk_ns[0] if r.chunk_ns else None)
+def ttft_s(records: Sequence[RequestRecord]) -> Floats:
+    """Each request's time to the first token, in seconds; NaN where undefined."""
+    table = RequestTable.of(records)
+    return _since(table.ints("sent_ns"), table.lists("chunk_ns").first())
 
 
-def e2el_s(r: RequestRecord) -> float | None:
-    """Time to the last token, in seconds."""
-    return _since(r.sent_ns, r.chunk_ns[-1] if r.chunk_ns else None)
+def e2el_s(records: Sequence[RequestRecord]) -> Floats:
+    """Each request's time to the last token, in seconds; NaN where undefined."""
+    table = RequestTable.of(records)
+    return _since(table.ints("sent_ns"), table.lists("chunk_ns").last())
 
 
-def tpot_s(r: RequestRecord) -> float | None:
-    """Time per output token after the first chunk, in seconds."""
-    first, last = ttft_s(r), e2el_s(r)
-    if first is None or last is None or r.output_tokens is None or r.chunk_tokens is None:
-        return None
-    later = r.output_tokens - r.chunk_tokens[0]
-    return (last - first) / later if later > 0 and len(r.chunk_ns) > 1 else None
+def tpot_s(records: Sequence[RequestRecord]) -> Floats:
+    """Each request's time per output token after the first chunk, in seconds; NaN if undefined."""
+    table = RequestTable.of(records)
+    tokens = later_tokens(table)
+    defined = tokens.known & (tokens.values > 0) & (table.lists("chunk_ns").sizes > 1)
+    decode = e2el_s(table) - ttft_s(table)
+    return np.where(defined, decode / np.where(defined, tokens.values, 1), np.nan)
 
 
-def icl_s(r: RequestRecord) -> list[float]:
-    """The gaps between a request's chunks, in seconds."""
-    return [(b - a) / NS for a, b in pairwise(r.chunk_ns)]
+def later_tokens(records: Sequence[RequestRecord]) -> Ints:
+    """Each answer's tokens after its first chunk; not known where the server counts none."""
+    table = RequestTable.of(records)
+    tokens, first = table.ints("output_tokens"), table.lists("chunk_tokens").first()
+    return Ints(tokens.values - first.values, tokens.known & first.known)
 
 
-def send_lag_s(r: RequestRecord) -> float | None:
-    """How late an open-loop request was sent, in seconds."""
-    return _since(r.due_ns, r.sent_ns)
+def icl_s(records: Sequence[RequestRecord]) -> Floats:
+    """The gaps between the chunks of each request, one request after another, in seconds."""
+    return _gaps(RequestTable.of(records))[0]
 
 
-def ttft_from_due_s(r: RequestRecord) -> float | None:
-    """Time to the first token from when the request was due, in seconds."""
-    return _since(r.due_ns, r.chunk_ns[0] if r.chunk_ns else None)
+def send_lag_s(records: Sequence[RequestRecord]) -> Floats:
+    """How late each open-loop request was sent, in seconds; NaN where undefined."""
+    table = RequestTable.of(records)
+    return _since(table.ints("due_ns"), table.ints("sent_ns"))
 
 
-def e2el_from_due_s(r: RequestRecord) -> float | None:
-    """Time to the last token from when the request was due, in seconds."""
-    return _since(r.due_ns, r.chunk_ns[-1] if r.chunk_ns else None)
+def ttft_from_due_s(records: Sequence[RequestRecord]) -> Floats:
+    """Time to the first token from when each request was due, in seconds; NaN where undefined."""
+    table = RequestTable.of(records)
+    return _since(table.ints("due_ns"), table.lists("chunk_ns").first())
 
 
-def connect_s(r: RequestRecord) -> float | None:
-    """How long the request's connection took to set up, in seconds, before it was sent."""
-    return None if r.connect_ns is None else r.connect_ns / NS
+def e2el_from_due_s(records: Sequence[RequestRecord]) -> Floats:
+    """Time to the last token from when each request was due, in seconds; NaN where undefined."""
+    table = RequestTable.of(records)
+    return _since(table.ints("due_ns"), table.lists("chunk_ns").last())
 
 
-def time_to_first_answer_s(r: RequestRecord) -> float | None:
-    """Time to the first chunk with anything but thinking, in seconds."""
-    return _since(r.sent_ns, r.first_answer_ns)
+def connect_s(records: Sequence[RequestRecord]) -> Floats:
+    """How long each request's connection took to set up, in seconds, before it was sent."""
+    found = RequestTable.of(records).ints("connect_ns")
+    return np.where(found.known, found.values / NS, np.nan)
 
 
-def time_to_first_reasoning_s(r: RequestRecord) -> float | None:
-    """Time to the first chunk with thinking, in seconds."""
-    return _since(r.sent_ns, r.first_reasoning_ns)
+def time_to_first_answer_s(records: Sequence[RequestRecord]) -> Floats:
+    """Time to the first chunk with anything but thinking, in seconds; NaN where undefined."""
+    table = RequestTable.of(records)
+    return _since(table.ints("sent_ns"), table.ints("first_answer_ns"))
 
 
-def distribution(values: Sequence[float | None]) -> Distribution:
-    """Mean and percentiles (linear between the neighbours) of the values that are defined."""
-    known = [v for v in values if v is not None]
-    if not known:
+def time_to_first_reasoning_s(records: Sequence[RequestRecord]) -> Floats:
+    """Time to the first chunk with thinking, in seconds; NaN where undefined."""
+    table = RequestTable.of(records)
+    return _since(table.ints("sent_ns"), table.ints("first_reasoning_ns"))
+
+
+def distribution(values: Floats) -> Distribution:
+    """Mean and percentiles (linear between the neighbours) of the values that are not NaN."""
+    values = np.asarray(values, dtype=float)
+    missing = np.isnan(values)
+    known = values[~missing] if missing.any() else values
+    if not len(known):
         return Distribution(mean=None, p50=None, p90=None, p99=None, n=0)
     p50, p90, p99 = np.percentile(known, [50, 90, 99])
     return Distribution(
@@ -102,119 +120,127 @@ def distribution(values: Sequence[float | None]) -> Distribution:
 
 def window_ns(records: Sequence[RequestRecord]) -> tuple[int | None, int | None]:
     """The measured window: from the first request sent to the last arrival."""
-    sent = [r.sent_ns for r in records if r.sent_ns is not None]
-    arrived = [r.chunk_ns[-1] for r in records if r.chunk_ns]
-    return (min(sent) if sent else None), (max(arrived) if arrived else None)
-
-
-def _all_or_none(values: Sequence[int | None]) -> int | None:
-    """The sum, or None where a part is unknown or there is none."""
-    known = [v for v in values if v is not None]
-    return sum(known) if known and len(known) == len(values) else None
+    table = RequestTable.of(records)
+    sent, arrived = table.ints("sent_ns"), table.lists("chunk_ns").last()
+    return (
+        int(sent.values[sent.known].min()) if sent.known.any() else None,
+        int(arrived.values[arrived.known].max()) if arrived.known.any() else None,
+    )
 
 
 def cell_metrics(
     records: Sequence[RequestRecord],
-    load: LoadPoint | None = None,
+    window: Window | None = None,
     *,
-    meets: Callable[[RequestRecord], bool] | None = None,
-    least: Level = "steady",
+    meets: Callable[[RequestTable], Bools] | None = None,
 ) -> Metrics:
     """All figures of one cell. Latencies and tokens are of whole answers alone.
 
-    Latencies are of the requests of the steady window, the gaps between chunks of those that
-    arrived in it; counts are of the whole phase. Without a `load` the window is the whole phase.
-    `meets` tells whether a request met the service levels; None: there are none. `least`: see
-    `steady_window`.
+    Latencies are of the requests of the steady `window`, the gaps between chunks of those that
+    arrived in it; counts are of the whole phase. Without a window the whole phase is taken.
+    `meets` tells which requests met the service levels; None: there are none.
     """
-    ok = [r for r in records if r.status == "ok"]
-    window = steady_window(records, load, least)
-    inside = [r for r in ok if window is not None and window.has(r)]
-    duration = _since(*window_ns(records))
-    tokens = _all_or_none([r.output_tokens for r in ok])
-    timed = duration if duration and ok else None
-    gaps = _gaps(ok, window)
-    judged = [r.correct for r in ok if r.correct is not None]
+    table = RequestTable.of(records)
+    window = window or steady_window(table, None)
+    ok = table.ok
+    inside = ok.where(window.has(ok)) if window is not None else ok[:0]
+    begin, end = window_ns(table)
+    duration = None if begin is None or end is None else (end - begin) / NS
+    tokens = ok.ints("output_tokens").total()
+    timed = duration if duration and len(ok) else None
+    gaps = distribution(_gaps_in(ok, window))
+    dropped = int(table.dropped.sum())
+    right, judged = _right(ok)
 
-    def opened(of: Callable[[RequestRecord], float | None]) -> Distribution | None:
-        found = distribution([of(r) for r in inside])
+    def opened(of: Callable[[RequestTable], Floats]) -> Distribution | None:
+        found = distribution(of(inside))
         return found if found.n else None
 
     return Metrics(
-        ttft_s=distribution([ttft_s(r) for r in inside]),
-        tpot_s=distribution([tpot_s(r) for r in inside]),
+        ttft_s=distribution(ttft_s(inside)),
+        tpot_s=distribution(tpot_s(inside)),
         icl_s=gaps,
         itl_s=gaps if _one_token_chunks(ok) else None,
-        e2el_s=distribution([e2el_s(r) for r in inside]),
+        e2el_s=distribution(e2el_s(inside)),
         send_lag_s=opened(send_lag_s),
         ttft_from_due_s=opened(ttft_from_due_s),
         e2el_from_due_s=opened(e2el_from_due_s),
         requests_ok=len(ok),
-        requests_failed=len(records) - len(ok) - sum(dropped(r) for r in records),
-        prompt_tokens=_all_or_none([r.prompt_tokens for r in ok]),
+        requests_failed=len(table) - len(ok) - dropped,
+        prompt_tokens=ok.ints("prompt_tokens").total(),
         output_tokens=tokens,
         output_tokens_per_s=_tokens_per_s(ok, window, tokens, timed),
         requests_per_s=len(ok) / timed if timed else None,
-        request_rate_achieved=_achieved(records),
+        request_rate_achieved=_achieved(table),
         duration_s=duration,
-        task_accuracy=sum(judged) / len(judged) if judged else None,
-        task_n=len(judged),
-        steady=_told(window, records),
+        task_accuracy=right / judged if judged else None,
+        task_n=judged,
+        steady=_told(window, table),
         connect_s=opened(connect_s),
         time_to_first_answer_s=opened(time_to_first_answer_s),
         time_to_first_reasoning_s=opened(time_to_first_reasoning_s),
-        requests_dropped=sum(dropped(r) for r in records),
-        requests_late=_late(records),
-        goodput_per_s=sum(map(meets, ok)) / timed if meets and timed else None,
-        goodput_share=_share(records, window, meets),
+        requests_dropped=dropped,
+        requests_late=_late(table),
+        goodput_per_s=int(meets(ok).sum()) / timed if meets and timed else None,
+        goodput_share=_share(table, window, meets),
     )
 
 
-def dropped(r: RequestRecord) -> bool:
-    """Whether the request was due but never sent, as too many were under way."""
-    return r.status == "cancelled" and r.sent_ns is None and r.due_ns is not None
+def _right(table: RequestTable) -> tuple[int, int]:
+    """How many answers were right, and of how many that could be judged."""
+    correct = table.ints("correct")
+    return int(correct.values[correct.known].sum()), int(correct.known.sum())
 
 
-def _one_token_chunks(ok: Sequence[RequestRecord]) -> bool:
-    return bool(ok) and all(r.chunk_tokens is not None and set(r.chunk_tokens) == {1} for r in ok)
+def _one_token_chunks(ok: RequestTable) -> bool:
+    tokens = ok.lists("chunk_tokens")
+    return bool(len(ok) and (tokens.sizes > 0).all() and (tokens.flat() == 1).all())
 
 
-def _gaps(ok: Sequence[RequestRecord], window: Window | None) -> Distribution:
+def _gaps(table: RequestTable) -> tuple[Floats, Integers]:
+    """The gaps between chunks in seconds, and when the later chunk of each came."""
+    chunks = table.lists("chunk_ns")
+    times = chunks.flat()
+    if not len(times):
+        return np.zeros(0), times
+    later = later_ones(chunks.sizes)[1:]
+    return np.diff(times)[later] / NS, times[1:][later]
+
+
+def later_ones(sizes: Integers) -> Bools:
+    """Of all chunks in a row, which are not the first of their request."""
+    later = np.ones(int(sizes.sum()), bool)
+    begins = np.cumsum(sizes) - sizes
+    later[begins[sizes > 0]] = False
+    return later
+
+
+def _gaps_in(ok: RequestTable, window: Window | None) -> Floats:
     """Of the gaps whose later chunk arrived in the window."""
-    if window is None or window.level == "whole":
-        return distribution([gap for r in ok for gap in icl_s(r)])
-    return distribution(
-        [
-            gap
-            for r in ok
-            for gap, later in zip(icl_s(r), r.chunk_ns[1:], strict=True)
-            if window.holds(later)
-        ]
-    )
+    gaps, at = _gaps(ok)
+    return gaps if window is None or window.level == "whole" else gaps[window.holds(at)]
 
 
 def _tokens_per_s(
-    ok: Sequence[RequestRecord], window: Window | None, tokens: int | None, timed: float | None
+    ok: RequestTable, window: Window | None, tokens: int | None, timed: float | None
 ) -> float | None:
     """Arrivals in the window of all answers, also of those that began before or ended after it."""
     if tokens is None or not timed or window is None:
         return None
-    told = all(r.chunk_tokens is not None for r in ok)
-    if window.level != "steady" or not told or window.end_ns <= window.begin_ns:
+    counts, times = ok.lists("chunk_tokens"), ok.lists("chunk_ns")
+    if window.level != "steady" or not counts.known.all() or window.end_ns <= window.begin_ns:
         return tokens / timed
-    arrived = sum(
-        count
-        for r in ok
-        for at, count in zip(r.chunk_ns, r.chunk_tokens or (), strict=False)
-        if window.begin_ns < at <= window.end_ns
-    )
+    both = np.minimum(counts.sizes, times.sizes)
+    at = times.head(both).flat()
+    inside = (window.begin_ns < at) & (at <= window.end_ns)
+    arrived = int(counts.head(both).flat()[inside].sum())
     return arrived / ((window.end_ns - window.begin_ns) / NS)
 
 
-def _told(window: Window | None, records: Sequence[RequestRecord]) -> Steady | None:
-    if window is None:
+def _told(window: Window | None, table: RequestTable) -> Steady | None:
+    first, _ = window_ns(table)
+    if window is None or first is None:
         return None
-    first = min(r.sent_ns for r in records if r.sent_ns is not None)
     return Steady(
         begin_s=(window.begin_ns - first) / NS,
         end_s=(window.end_ns - first) / NS,
@@ -225,53 +251,60 @@ def _told(window: Window | None, records: Sequence[RequestRecord]) -> Steady | N
     )
 
 
-def _late(records: Sequence[RequestRecord]) -> int | None:
-    lags = [lag for r in records if (lag := send_lag_s(r)) is not None]
-    return sum(lag > LATE_S for lag in lags) if lags else None
+def _late(table: RequestTable) -> int | None:
+    lags = send_lag_s(table)
+    return int((lags > LATE_S).sum()) if np.isfinite(lags).any() else None
 
 
 def _share(
-    records: Sequence[RequestRecord],
+    table: RequestTable,
     window: Window | None,
-    meets: Callable[[RequestRecord], bool] | None,
+    meets: Callable[[RequestTable], Bools] | None,
 ) -> float | None:
     if meets is None or window is None:
         return None
-    inside = [r for r in records if window.has(r)]
-    return sum(map(meets, inside)) / len(inside) if inside else None
+    inside = window.has(table)
+    return int((meets(table) & inside).sum()) / int(inside.sum()) if inside.any() else None
 
 
 def by_category(records: Sequence[RequestRecord]) -> dict[str, CategoryFigures]:
     """The figures of each category over the whole phase; none where no prompt has a category."""
-    groups: dict[str, list[RequestRecord]] = {}
-    for r in records:
-        if r.category is not None:
-            groups.setdefault(r.category, []).append(r)
-    return {name: _category(groups[name]) for name in sorted(groups)}
+    table = RequestTable.of(records)
+    return {name: _category(table.take(rows)) for name, rows in categories(table)}
 
 
-def _category(records: Sequence[RequestRecord]) -> CategoryFigures:
-    ok = [r for r in records if r.status == "ok"]
-    counts = pool([r.acceptance for r in ok])
-    judged = [r.correct for r in ok if r.correct is not None]
+def categories(table: RequestTable) -> list[tuple[str, Integers]]:
+    """Each category's name and rows, by name; requests without one are in none."""
+    words = table.names("category").ranked()
+    order = np.argsort(words.codes, kind="stable")
+    ends = np.searchsorted(words.codes[order], np.arange(len(words.names)), side="right")
+    begins = np.searchsorted(words.codes[order], np.arange(len(words.names)))
+    rows = [order[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    return sorted(zip(words.names, rows, strict=True), key=lambda item: item[0])
+
+
+def _category(table: RequestTable) -> CategoryFigures:
+    ok = table.ok
+    counts = pool(ok.drafts)
+    right, judged = _right(ok)
     return CategoryFigures(
-        requests=len(records),
+        requests=len(table),
         ok=len(ok),
-        output_tokens=_all_or_none([r.output_tokens for r in ok]),
-        ttft_s=distribution([ttft_s(r) for r in ok]).mean,
-        tpot_s=distribution([tpot_s(r) for r in ok]).mean,
+        output_tokens=ok.ints("output_tokens").total(),
+        ttft_s=distribution(ttft_s(ok)).mean,
+        tpot_s=distribution(tpot_s(ok)).mean,
         acceptance=counts,
         acceptance_length=None if counts is None else acceptance_length(counts),
-        task_accuracy=sum(judged) / len(judged) if judged else None,
-        task_n=len(judged),
+        task_accuracy=right / judged if judged else None,
+        task_n=judged,
     )
 
 
-def _achieved(records: Sequence[RequestRecord]) -> float | None:
-    sent = sorted(r.sent_ns for r in records if r.sent_ns is not None and r.due_ns is not None)
-    if len(sent) < 2 or sent[-1] == sent[0]:
+def _achieved(table: RequestTable) -> float | None:
+    sent = table.ints("sent_ns").values[np.isfinite(send_lag_s(table))]
+    if len(sent) < 2 or sent.max() == sent.min():
         return None
-    return (len(sent) - 1) / ((sent[-1] - sent[0]) / NS)
+    return (len(sent) - 1) / (int(sent.max() - sent.min()) / NS)
 
 
 def acceptance_rate(counts: DraftCounts) -> float | None:
@@ -299,25 +332,27 @@ def per_position_conditional(counts: DraftCounts) -> tuple[float | None, ...] | 
     return tuple(n / b if b else None for n, b in zip(counts.per_position, before, strict=False))
 
 
-def pool(counts: Sequence[DraftCounts | None]) -> DraftCounts | None:
+def pool(counts: Drafts | Sequence[DraftCounts | None]) -> DraftCounts | None:
     """The sum of counts; a figure that one part does not tell is not told of the whole.
 
     None where a part is missing altogether or there is none.
     """
-    known = [c for c in counts if c is not None]
-    if not known or len(known) != len(counts):
+    parts = counts if isinstance(counts, Drafts) else Drafts.of(counts)
+    if not len(parts.told) or not parts.told.all():
         return None
     positions: tuple[int, ...] | None = None
-    if all(c.per_position is not None for c in known):
-        longest = max(len(c.per_position or ()) for c in known)
-        rows = [(c.per_position or ()) + (0,) * longest for c in known]
-        positions = tuple(sum(row[i] for row in rows) for i in range(longest))
+    if parts.per_position.known.all():
+        sizes = parts.per_position.sizes
+        place = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        summed = np.zeros(int(sizes.max()), np.int64)
+        np.add.at(summed, place, parts.per_position.flat())
+        positions = tuple(summed.tolist())
     return DraftCounts(
-        drafts=sum(c.drafts for c in known),
-        drafted=_all_or_none([c.drafted for c in known]),
-        accepted=sum(c.accepted for c in known),
+        drafts=int(parts.drafts.sum()),
+        drafted=parts.drafted.total(),
+        accepted=int(parts.accepted.sum()),
         per_position=positions,
-        past_end=_all_or_none([c.past_end for c in known]),
+        past_end=parts.past_end.total(),
     )
 
 
@@ -335,13 +370,13 @@ def client_counts(records: Sequence[RequestRecord]) -> DraftCounts | None:
     None where the server tells no tokens per chunk. Not exact where an engine merges steps into
     one chunk, cuts an accepted run at a stop, or decodes a step without a draft.
     """
-    ok = [r for r in records if r.status == "ok"]
-    if not ok or any(r.chunk_tokens is None for r in ok):
+    tokens = RequestTable.of(records).ok.lists("chunk_tokens")
+    if not len(tokens.known) or not tokens.known.all():
         return None
-    later = chain.from_iterable((r.chunk_tokens or ())[1:] for r in ok)
-    steps = np.fromiter(later, np.int64)
+    steps = tokens.later().flat()
     longest = int(steps.max(initial=1))
     if longest > LONGEST_STEP:
         return None  # chunks of another making than verify steps
-    at_least = tuple(int((steps > j).sum()) for j in range(1, longest))
+    sizes = np.bincount(np.maximum(steps, 0), minlength=2)
+    at_least = tuple(np.cumsum(sizes[::-1])[::-1][2:].tolist())
     return DraftCounts(drafts=len(steps), accepted=sum(at_least), per_position=at_least)

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from harness.measure.columns import Bools, Floats
 from harness.measure.metrics import e2el_from_due_s, e2el_s, tpot_s, ttft_from_due_s, ttft_s
+from harness.measure.table import RequestTable
 from harness.records import RequestRecord
 
 
@@ -38,45 +41,45 @@ def slo_of(plan: Mapping[str, Any]) -> Slo:
     return msgspec.convert(plan.get("slo") or {}, Slo)
 
 
-def meets(r: RequestRecord, slo: Slo) -> bool:
-    """Whether the request was answered whole and within every level.
+def meets(records: Sequence[RequestRecord], slo: Slo) -> Bools:
+    """Which requests were answered whole and within every level.
 
     Open loop: the time to the first token and to the end count from when the request was due. A
     time per token that is undefined, as of an answer in one chunk, breaks no level; one that is
     not known, as the server counts no tokens, is not known to meet one.
     """
-    used = strain(r, slo)
-    return used is not None and used <= 1
+    return strain(records, slo) <= 1
 
 
-def strain(r: RequestRecord, slo: Slo) -> float | None:
-    """The largest of the request's figures over their bounds: 1 is just within the levels.
+def strain(records: Sequence[RequestRecord], slo: Slo) -> Floats:
+    """The largest of each request's figures over their bounds: 1 is just within the levels.
 
-    0 where no level is set; None where the request was not answered whole, or cannot be judged.
+    0 where no level is set; NaN where it was not answered whole, or cannot be judged.
     """
-    if r.status != "ok" or (slo.tpot_s is not None and uncounted(r)):
-        return None
-    due = r.due_ns is not None
-    found = {
-        "ttft_s": ttft_from_due_s(r) if due else ttft_s(r),
-        "tpot_s": tpot_s(r),
-        "e2el_s": e2el_from_due_s(r) if due else e2el_s(r),
-    }
-    if found["ttft_s"] is None:
-        return None
-    used = [
-        value / bound
-        for name, value in found.items()
-        if value is not None and (bound := getattr(slo, name)) is not None
-    ]
-    return max(used, default=0.0)
+    table = RequestTable.of(records)
+    due = table.ints("due_ns").known
+    first = np.where(due, ttft_from_due_s(table), ttft_s(table))
+    judged = table.answered & np.isfinite(first)
+    if slo.tpot_s is not None:
+        judged &= ~uncounted(table)
+    used = np.full(len(table), -np.inf)
+    for bound, figure in (
+        (slo.ttft_s, lambda: first),
+        (slo.tpot_s, lambda: tpot_s(table)),
+        (slo.e2el_s, lambda: np.where(due, e2el_from_due_s(table), e2el_s(table))),
+    ):
+        if bound is not None:
+            used = np.fmax(used, figure() / bound)
+    return np.where(judged, np.where(np.isfinite(used), used, 0.0), np.nan)
 
 
-def uncounted(r: RequestRecord) -> bool:
-    """Whether the time per token is unknown, for want of the server's own counts."""
-    return len(r.chunk_ns) > 1 and (r.output_tokens is None or r.chunk_tokens is None)
+def uncounted(records: Sequence[RequestRecord]) -> Bools:
+    """Of which requests the time per token is unknown, for want of the server's own counts."""
+    table = RequestTable.of(records)
+    counted = table.ints("output_tokens").known & table.lists("chunk_tokens").known
+    return (table.lists("chunk_ns").sizes > 1) & ~counted
 
 
 def attained(records: Sequence[RequestRecord], slo: Slo) -> tuple[int, int]:
     """How many requests met the levels, and of how many: failed and dropped ones are missed."""
-    return sum(meets(r, slo) for r in records), len(records)
+    return int(meets(records, slo).sum()), len(records)

@@ -8,12 +8,15 @@ their answers were: a rule that left out long answers would flatter the server.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+import numpy as np
 
+from harness.measure.columns import Bools, Integers, Ints
+from harness.measure.table import RequestTable
 from harness.records import LoadPoint, RequestRecord
 
 FEWEST = 8
@@ -38,16 +41,26 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     rule: str
     requests: int
-    members: frozenset[int]
+    members: Integers
     growing: bool = False
 
-    def has(self, r: RequestRecord) -> bool:
-        """Whether a request belongs to the window."""
-        return self.level == "whole" or r.index in self.members
+    def has(self, records: Sequence[RequestRecord]) -> Bools:
+        """Which requests belong to the window."""
+        if self.level == "whole":
+            return np.ones(len(records), bool)
+        return np.isin(RequestTable.of(records).ints("index").values, self.members)
 
-    def holds(self, ns: int) -> bool:
-        """Whether a moment lies within."""
-        return self.begin_ns <= ns <= self.end_ns
+    def holds(self, ns: Integers) -> Bools:
+        """Which moments lie within."""
+        return (self.begin_ns <= ns) & (ns <= self.end_ns)
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests that have a place in the phase, in the order of their places `at_ns`."""
+
+    table: RequestTable
+    at_ns: Integers
+    ended: Ints
 
 
 def steady_window(
@@ -58,10 +71,8 @@ def steady_window(
     `least` asks for a wider window than could be had: two cells that are compared take the wider
     of their two levels. Without a load the whole phase is taken.
     """
-    placed = sorted(
-        ((at, r) for r in records if (at := placed_ns(r)) is not None), key=lambda pair: pair[0]
-    )
-    if not any(r.sent_ns is not None for _, r in placed):
+    placed = _placed(RequestTable.of(records))
+    if not placed.table.ints("sent_ns").known.any():
         return None
     if load is None:
         return _whole(placed, "the whole phase")
@@ -72,13 +83,21 @@ def steady_window(
         return _whole(placed, "the whole phase: the load never was reached")
     for level in LEVELS[LEVELS.index(least) : -1]:
         found = _window(placed, load, opened_ns, level)
-        if found.requests >= max(FEWEST, FEWEST_SHARE * len(placed)):
+        if found.requests >= max(FEWEST, FEWEST_SHARE * len(placed.at_ns)):
             return found
     found = _whole(placed, "the whole phase: too few requests lie between ramp-up and drain")
     if load.mode == "closed":
         return found
-    growing = _even(load) and _grows([r for _, r in placed], found.begin_ns, placed[-1][0])
+    growing = _even(load) and _grows(placed, found.begin_ns, int(placed.at_ns[-1]))
     return msgspec.structs.replace(found, growing=growing)
+
+
+def _placed(table: RequestTable) -> Placed:
+    at = placed_ns(table)
+    order = np.argsort(at.values, kind="stable")
+    order = order[at.known[order]]
+    own = table.take(order)
+    return Placed(table=own, at_ns=at.values[order], ended=ended_ns(own))
 
 
 def _even(load: LoadPoint) -> bool:
@@ -86,40 +105,47 @@ def _even(load: LoadPoint) -> bool:
     return load.arrival not in ("schedule", "trace")
 
 
-def placed_ns(r: RequestRecord) -> int | None:
+def placed_ns(records: Sequence[RequestRecord]) -> Ints:
     """The moment that places a request in a phase: when it was due, else when it was sent."""
-    return r.due_ns if r.due_ns is not None else r.sent_ns
+    table = RequestTable.of(records)
+    return first_known(table.ints("due_ns"), table.ints("sent_ns"))
 
 
-def ended_ns(r: RequestRecord) -> int | None:
-    """When a request's answer ended."""
-    if r.end_ns is not None:
-        return r.end_ns
-    return r.chunk_ns[-1] if r.chunk_ns else None
+def ended_ns(records: Sequence[RequestRecord]) -> Ints:
+    """When each request's answer ended."""
+    table = RequestTable.of(records)
+    return first_known(table.ints("end_ns"), table.lists("chunk_ns").last())
 
 
-def _opened_closed(placed: Sequence[tuple[int, RequestRecord]], load: LoadPoint) -> int | None:
+def first_known(one: Ints, other: Ints) -> Ints:
+    """The first where it is known, else the other."""
+    return Ints(np.where(one.known, one.values, other.values), one.known | other.known)
+
+
+def _opened_closed(placed: Placed, load: LoadPoint) -> int | None:
     """When the first answer ended after the load had reached its full concurrency."""
     size = load.concurrency or 1
-    if len(placed) <= size:
+    if len(placed.at_ns) <= size:
         return None
-    full_ns = placed[size - 1][0]
-    ends = (e for _, r in placed if r.status == "ok" and (e := ended_ns(r)) is not None)
-    return min((e for e in ends if e >= full_ns), default=None)
+    full_ns = placed.at_ns[size - 1]
+    ends = placed.ended.values[placed.table.answered & placed.ended.known]
+    ends = ends[ends >= full_ns]
+    return int(ends.min()) if len(ends) else None
 
 
-def _opened_open(placed: Sequence[tuple[int, RequestRecord]]) -> int | None:
+def _opened_open(placed: Placed) -> int | None:
     """When the answer to the request that was sent first had ended."""
-    return next((ended_ns(r) for _, r in placed if r.status == "ok"), None)
+    answered = np.flatnonzero(placed.table.answered)[:1]
+    known = answered[placed.ended.known[answered]]
+    return int(placed.ended.values[known[0]]) if len(known) else None
 
 
-def _window(
-    placed: Sequence[tuple[int, RequestRecord]], load: LoadPoint, opened_ns: int, level: Level
-) -> Window:
+def _window(placed: Placed, load: LoadPoint, opened_ns: int, level: Level) -> Window:
     # A conversation's later turns go on when nobody begins one any more: the load falls then.
-    end_ns = max((at for at, r in placed if r.turn == 0), default=placed[-1][0])
-    inside = [r for at, r in placed if opened_ns <= at <= end_ns]
-    before = len(placed) - len(inside)
+    firsts = placed.at_ns[placed.table.ints("turn").values == 0]
+    end_ns = int(firsts[-1] if len(firsts) else placed.at_ns[-1])
+    inside = np.flatnonzero((opened_ns <= placed.at_ns) & (placed.at_ns <= end_ns))
+    before = len(placed.at_ns) - len(inside)
     closed = load.mode == "closed"
     tail = (load.concurrency or 1) if closed else before
     if level == "steady":
@@ -136,40 +162,43 @@ def _window(
         rule=f"opens when {opens} has ended, closes when the last request is "
         f"{'sent' if closed else 'due'}; {drain}",
         requests=len(inside),
-        members=frozenset(r.index for r in inside),
-        growing=not closed and _even(load) and _grows([r for _, r in placed], opened_ns, end_ns),
+        members=placed.table.ints("index").values[inside],
+        growing=not closed and _even(load) and _grows(placed, opened_ns, end_ns),
     )
 
 
-def _whole(placed: Sequence[tuple[int, RequestRecord]], rule: str) -> Window:
-    first = min(r.sent_ns for _, r in placed if r.sent_ns is not None)
-    arrivals = [r.chunk_ns[-1] for _, r in placed if r.chunk_ns]
+def _whole(placed: Placed, rule: str) -> Window:
+    sent, arrived = placed.table.ints("sent_ns"), placed.table.lists("chunk_ns").last()
+    first = int(sent.values[sent.known].min())
+    arrivals = arrived.values[arrived.known].max(initial=first)
     return Window(
         begin_ns=first,
-        end_ns=max([placed[-1][0], first, *arrivals]),
+        end_ns=max(int(placed.at_ns[-1]), int(arrivals)),
         level="whole",
         rule=rule,
-        requests=len(placed),
-        members=frozenset(r.index for _, r in placed),
+        requests=len(placed.at_ns),
+        members=placed.table.ints("index").values,
     )
 
 
-def _grows(records: Sequence[RequestRecord], begin_ns: int, end_ns: int) -> bool:
+def _grows(placed: Placed, begin_ns: int, end_ns: int) -> bool:
     """Whether requests under way grew through all thirds of the window, beyond chance.
 
     Without an overload arrivals and ends differ by chance alone, by about the root of the arrivals.
     """
     if end_ns <= begin_ns:
         return False
-    sent = sorted(r.sent_ns for r in records if r.sent_ns is not None)
-    ends = sorted(e for r in records if r.sent_ns is not None and (e := ended_ns(r)) is not None)
+    known = placed.table.ints("sent_ns").known
+    sent = np.sort(placed.table.ints("sent_ns").values[known])
+    ends = np.sort(placed.ended.values[known & placed.ended.known])
 
-    def under_way(ns: float) -> int:
-        return bisect_right(sent, ns) - bisect_right(ends, ns)
+    def until(times: Integers, ns: float) -> int:
+        return int(times.searchsorted(math.floor(ns), side="right"))  # whole ns: no rounding
 
     span = end_ns - begin_ns
-    marks = [under_way(begin_ns + span * i / 30) for i in range(31)]
+    moments = [begin_ns + span * i / 30 for i in range(31)]
+    marks = [until(sent, ns) - until(ends, ns) for ns in moments]
     thirds = [sum(marks[i : i + 10]) / 10 for i in (0, 10, 21)]
-    arrived = bisect_right(sent, end_ns) - bisect_right(sent, begin_ns)
+    arrived = until(sent, end_ns) - until(sent, begin_ns)
     growth = marks[-1] - marks[0]
     return thirds[0] < thirds[1] < thirds[2] and growth > GROWTH_SIGMAS * arrived**0.5

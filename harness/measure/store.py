@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from harness.errors import UsageError
+from harness.measure.parquet import read_table, write_table
+from harness.measure.table import NAMES, RequestTable
 from harness.records import (
     SCHEMA_VERSION,
     EngineCounters,
@@ -200,7 +202,9 @@ class RunFolder:
         damaged = []
         for cell_id in self.saved_cells(cell_ids):
             try:
-                self.requests(cell_id)
+                table = self.requests(cell_id)
+                for name in NAMES:
+                    table.column(name)
                 self.counters(cell_id)
                 self.timeline(cell_id)
             except UsageError:
@@ -210,7 +214,7 @@ class RunFolder:
                 os.replace(final, aside)
         return damaged
 
-    def requests(self, cell_id: str) -> list[RequestRecord]:
+    def requests(self, cell_id: str) -> RequestTable:
         """The cell's request records, by index."""
         return read_requests(self.cell(cell_id) / REQUESTS)
 
@@ -246,63 +250,11 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _schema() -> Any:
-    import pyarrow as pa
-
-    ints = pa.list_(pa.int64())
-    counts = pa.struct(
-        [
-            ("drafts", pa.int64()),
-            ("drafted", pa.int64()),
-            ("accepted", pa.int64()),
-            ("per_position", ints),
-            ("past_end", pa.int64()),
-            ("steps", ints),
-        ]
-    )
-    kinds = {
-        "int": pa.int64(),
-        "str": pa.string(),
-        "ints": ints,
-        "bool": pa.bool_(),
-        "counts": counts,
-    }
-    columns = {
-        "cell_id": "str", "index": "int", "prompt_id": "str", "category": "str", "due_ns": "int",
-        "sent_ns": "int", "chunk_ns": "ints", "chunk_tokens": "ints", "end_ns": "int",
-        "status": "str", "error": "str", "http_status": "int", "prompt_tokens": "int",
-        "output_tokens": "int", "token_source": "str", "token_ids": "ints", "text": "str",
-        "reasoning": "str", "finish_reason": "str", "acceptance": "counts", "correct": "bool",
-        "first_reasoning_ns": "int", "first_answer_ns": "int", "connect_ns": "int",
-        "conversation": "str", "turn": "int", "worker": "int", "tries": "int",
-    }  # fmt: skip
-    return pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
-
-
 def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
     """Write records as Parquet, one row a request, lists as list columns."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = [msgspec.to_builtins(r) for r in records]
-    table = pa.Table.from_pylist(rows, schema=_schema())
-    pq.write_table(
-        table.replace_schema_metadata({"schema_version": SCHEMA_VERSION}), path, compression="zstd"
-    )
+    write_table(path, records)
 
 
-def read_requests(path: Path) -> list[RequestRecord]:
-    """Read what `write_requests` wrote. Raises `UsageError`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        rows = pq.read_table(path).to_pylist()
-        return [msgspec.convert(row, RequestRecord) for row in rows]
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file; is this the folder of a run?") from None
-    except (pa.ArrowException, OSError, msgspec.ValidationError) as error:
-        raise UsageError(
-            f"{path}: cannot be read as version {SCHEMA_VERSION} ({str(error)[:160]}); "
-            "`python -m harness resume` measures the cell anew; remove its folder to go without it"
-        ) from None
+def read_requests(path: Path) -> RequestTable:
+    """Read what `write_requests` wrote. Raises `UsageError`, of a text when it is asked for."""
+    return read_table(path)

@@ -165,8 +165,8 @@ def _samples(path: Path, notes: list[Caution]) -> Samples | None:
         return None
     try:
         return read_samples(path)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        notes.append(_unreadable(path, error))
+    except UsageError as error:
+        notes.append(_unreadable(path, getattr(error, "why", error)))
         return None
 
 
@@ -190,7 +190,7 @@ def _read(path: Path, kind: type[R], notes: list[Caution], *, quiet: bool = Fals
         return None
 
 
-def _unreadable(path: Path, error: Exception) -> Caution:
+def _unreadable(path: Path, error: object) -> Caution:
     inside = path.parent.parent.name in ("cells", "launches")
     where = f"{path.parent.name}/{path.name}" if inside else path.name
     return Caution(

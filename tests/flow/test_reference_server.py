@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -24,6 +23,7 @@ from drafters.checkpoint import save
 from engines.process import free_port
 from engines.reference.adapter import ReferenceAdapter
 from harness.analyse.requests import past_end
+from harness.measure.columns import Drafts, Ints
 from harness.serving import read_acceptance_of
 
 VOCAB = 300
@@ -250,8 +250,8 @@ def test_what_stood_behind_the_end_can_be_told_from_the_counts(client: httpx.Cli
         assert told is not None and told.steps is not None and told.past_end is not None
         assert len(told.steps) == told.drafts and sum(told.steps) == told.accepted
         silent = msgspec.structs.replace(told, past_end=None)
-        record = SimpleNamespace(output_tokens=tokens, acceptance=silent)
-        assert past_end(record) == told.past_end  # type: ignore[arg-type]
+        found = past_end(Drafts.of([silent]), Ints.of([tokens]))
+        assert found.python() == [told.past_end]
         seen.add(told.past_end)
     assert 0 in seen
 

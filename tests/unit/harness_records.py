@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.analyse.data import CellData, RunData
+from harness.measure.table import RequestTable
 from harness.plan.schema import Plan, as_dict
 from harness.records import (
     SCHEMA_VERSION,
@@ -87,7 +88,7 @@ def cell(
             load=load,
             seed=repeat,
         ),
-        records=records,
+        records=RequestTable.of(records),
         counters=counted or counters(),
         timeline=time or timeline(),
     )

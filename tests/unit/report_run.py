@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from harness.measure.store import write_requests
 from harness.records import (
     SCHEMA_VERSION,
     Acceptance,
@@ -302,7 +302,7 @@ def manifest(told: Summary, **changes: Any) -> Manifest:
     return Manifest(**{**fields, **changes})
 
 
-def write_run(folder: Path, told: Summary, *, lists_as_json: bool = False, n: int = 24) -> Path:
+def write_run(folder: Path, told: Summary, *, n: int = 24) -> Path:
     """A run's folder on disk, every file of the contract but the reports."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "summary.json").write_bytes(msgspec.json.encode(told))
@@ -310,7 +310,7 @@ def write_run(folder: Path, told: Summary, *, lists_as_json: bool = False, n: in
     for one in told.cells:
         place = folder / "cells" / one.cell_id
         place.mkdir(parents=True)
-        write_requests(place / "requests.parquet", requests(one, n), lists_as_json=lists_as_json)
+        write_requests(place / "requests.parquet", requests(one, n))
         timeline = Timeline(
             startup=one.startup, ready_s=12.4, window_start_ns=1, window_end_ns=10**10
         )
@@ -320,19 +320,3 @@ def write_run(folder: Path, told: Summary, *, lists_as_json: bool = False, n: in
         (place / "timeline.json").write_bytes(msgspec.json.encode(timeline))
         (place / "counters.json").write_bytes(msgspec.json.encode(counters))
     return folder
-
-
-def write_requests(
-    path: Path, records: list[RequestRecord], *, lists_as_json: bool = False
-) -> None:
-    """Records as Parquet, one column a field; lists as list columns or as JSON text."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = [msgspec.to_builtins(record) for record in records]
-    for row in rows:
-        row["acceptance"] = json.dumps(row["acceptance"])
-        if lists_as_json:
-            row["chunk_ns"] = json.dumps(row["chunk_ns"])
-            row["chunk_tokens"] = json.dumps(row["chunk_tokens"])
-    pq.write_table(pa.Table.from_pylist(rows), path)

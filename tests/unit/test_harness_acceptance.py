@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from harness.analyse.acceptance import cell_acceptance, estimates, merged_chunks, sources_of
 from harness.analyse.ratio import ratio, share
-from harness.analyse.requests import columns, cut_tokens, past_end
+from harness.analyse.requests import columns, cut_tokens, own_counts, past_end
+from harness.measure.columns import Drafts, Ints
 from harness.measure.metrics import client_counts, from_histogram
 from harness.records import DraftCounts, RequestRecord
 
@@ -48,6 +49,11 @@ def made_of(
     return request(**{**fields, **more})
 
 
+def counted(r: RequestRecord) -> tuple[Drafts, Ints]:
+    """A request's own counts and its output tokens, as columns."""
+    return own_counts([r]), Ints.of([r.output_tokens])
+
+
 STEPS = st.lists(st.integers(0, K), min_size=1, max_size=30)
 
 
@@ -57,8 +63,8 @@ def test_what_is_cut_and_what_stood_behind_the_end_are_found_from_the_counts(
 ) -> None:
     cut = min(cut, steps[-1])  # at least one token of a step comes out
     r = made_of(steps, cut)
-    assert cut_tokens(r) == cut
-    assert past_end(r) == max(0, cut - 1)
+    assert cut_tokens(*counted(r)).python() == [cut]
+    assert past_end(*counted(r)).python() == [max(0, cut - 1)]
     # The client sees of a cut run what came, less one for the step's own token.
     seen = client_counts([r])
     assert seen is not None and r.acceptance is not None
@@ -75,12 +81,12 @@ def test_what_is_cut_and_what_stood_behind_the_end_are_found_from_the_counts(
     ],
 )
 def test_where_the_counts_do_not_come_out_nothing_is_corrected(fields: dict[str, object]) -> None:
-    assert past_end(made_of([3, 3, 3], **fields)) is None
+    assert past_end(*counted(made_of([3, 3, 3], **fields))).python() == [None]
 
 
 def test_an_engine_that_tells_what_stood_behind_the_end_is_believed() -> None:
     counts = DraftCounts(drafts=1, drafted=3, accepted=3, per_position=(1, 1, 1), past_end=2)
-    assert past_end(request(acceptance=counts, output_tokens=2)) == 2
+    assert past_end(*counted(request(acceptance=counts, output_tokens=2))).python() == [2]
 
 
 def test_an_answer_of_one_token_has_no_steps_and_hides_no_others() -> None:

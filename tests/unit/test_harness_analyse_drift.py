@@ -14,6 +14,7 @@ from harness.analyse.data import CellData, RunData
 from harness.analyse.drift import drift_cautions
 from harness.analyse.summary import summarise
 from harness.measure.metrics import cell_metrics
+from harness.measure.table import RequestTable
 from harness.records import RequestRecord, Variant
 
 
@@ -35,7 +36,7 @@ def planted(
 
 
 def told(run: RunData) -> dict[str, str]:
-    metrics = {c.cell.cell_id: cell_metrics(c.records, c.cell.load) for c in run.cells}
+    metrics = {c.cell.cell_id: cell_metrics(c.records, c.window()) for c in run.cells}
     return {c.code: c.text for c in drift_cautions(run, "reference", metrics)}
 
 
@@ -79,7 +80,10 @@ def test_first_requests_that_are_slower_are_told() -> None:
             r, chunk_ns=(first, *(first + 2 * (t - first) for t in rest))
         )
 
-    cells = [msgspec.structs.replace(c, records=[cold(r) for r in c.records]) for c in run.cells]
+    cells = [
+        msgspec.structs.replace(c, records=RequestTable.of([cold(r) for r in c.records]))
+        for c in run.cells
+    ]
     found = told(msgspec.structs.replace(run, cells=cells))
     assert "warm_up_short" in found
     assert told(run) == {}

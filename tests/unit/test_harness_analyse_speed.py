@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 
 import msgspec
+import numpy as np
 import pytest
 from harness_records import C1, cell, counters, run_of
 from hypothesis import given
@@ -26,13 +27,14 @@ from harness.analyse.predict import (
 from harness.analyse.speed import running_batch, speed_of, step_basis
 from harness.analyse.summary import summarise
 from harness.measure.metrics import cell_metrics
+from harness.measure.table import RequestTable
 from harness.plan.schema import Plan, SpeculativeSection
 from harness.records import DraftCounts, Interval, LoadPoint, Speed
 from harness.report.verdict import verdict_sentences
 
 
 def taken_apart(cells: list[CellData], k: int | None = 3) -> Speed:
-    metrics = {c.cell.cell_id: cell_metrics(c.records, c.cell.load) for c in cells}
+    metrics = {c.cell.cell_id: cell_metrics(c.records, c.window()) for c in cells}
     found = speed_of(cells, metrics, confidence=0.95, k=k)
     assert found is not None
     return found
@@ -80,7 +82,7 @@ def test_where_chunks_are_no_steps_the_step_is_told_by_the_acceptance_length() -
     merged = [
         msgspec.structs.replace(r, acceptance=drafts_of([2] * 6, 3)) for r in cells[1].records
     ]
-    cells[1] = msgspec.structs.replace(cells[1], records=merged)
+    cells[1] = msgspec.structs.replace(cells[1], records=RequestTable.of(merged))
     assert step_basis(cells[1:]) == ("acceptance", 0.5)
     speed = taken_apart(cells)
     assert speed.step_s == pytest.approx(0.0012)
@@ -89,10 +91,10 @@ def test_where_chunks_are_no_steps_the_step_is_told_by_the_acceptance_length() -
 
 
 def test_the_running_batch_is_what_a_step_sees() -> None:
-    assert running_batch([(0, 10), (20, 30)]) == 1
-    assert running_batch([(0, 10), (0, 10), (0, 10)]) == 3
+    assert running_batch(np.array([0, 20]), np.array([10, 30])) == 1
+    assert running_batch(np.array([0, 0, 0]), np.array([10, 10, 10])) == 3
     # One alone for 10, two together for 10: of three request-times two see the other.
-    assert running_batch([(0, 20), (10, 20)]) == pytest.approx(5 / 3)
+    assert running_batch(np.array([0, 10]), np.array([20, 20])) == pytest.approx(5 / 3)
 
 
 def test_other_running_batches_are_told() -> None:
@@ -171,7 +173,7 @@ def test_a_loss_is_sure_with_several_starts_alone() -> None:
 def test_nothing_to_time_is_none() -> None:
     assert speed_of([], {}, confidence=0.95, k=3) is None
     one_chunk = [cell(v, 0, answers([], 1000)) for v in ("baseline", "speculative")]
-    metrics = {c.cell.cell_id: cell_metrics(c.records, c.cell.load) for c in one_chunk}
+    metrics = {c.cell.cell_id: cell_metrics(c.records, c.window()) for c in one_chunk}
     assert speed_of(one_chunk, metrics, confidence=0.95, k=3) is None
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from harness_records import MS, counters, failed, request, timeline
 from hypothesis import given
@@ -48,16 +50,22 @@ from harness.run import analyse, resume, telling_how_to_go_on
 
 
 def test_latencies_of_one_request() -> None:
-    r = request()
-    assert ttft_s(r) == pytest.approx(0.100)
-    assert e2el_s(r) == pytest.approx(0.210)
-    assert tpot_s(r) == pytest.approx((0.210 - 0.100) / (6 - 1))
+    r = [request()]
+    assert ttft_s(r) == pytest.approx([0.100])
+    assert e2el_s(r) == pytest.approx([0.210])
+    assert tpot_s(r) == pytest.approx([(0.210 - 0.100) / (6 - 1)])
     assert icl_s(r) == pytest.approx([0.050, 0.060])
 
 
+def test_each_request_has_its_own_latencies_and_those_without_have_none() -> None:
+    records = [request(), failed(), request(sent_ns=50 * MS), request(chunk_ns=(300 * MS,))]
+    assert ttft_s(records) == pytest.approx([0.1, math.nan, 0.05, 0.3], nan_ok=True)
+    assert tpot_s(records) == pytest.approx([0.022, math.nan, 0.022, math.nan], nan_ok=True)
+    assert icl_s(records) == pytest.approx([0.05, 0.06, 0.05, 0.06])
+
+
 def test_tpot_takes_off_all_tokens_of_the_first_chunk() -> None:
-    r = request(chunk_tokens=(3, 1, 2))
-    assert tpot_s(r) == pytest.approx(0.110 / 3)
+    assert tpot_s([request(chunk_tokens=(3, 1, 2))]) == pytest.approx([0.110 / 3])
 
 
 @pytest.mark.parametrize(
@@ -71,7 +79,7 @@ def test_tpot_takes_off_all_tokens_of_the_first_chunk() -> None:
     ],
 )
 def test_tpot_is_none_where_it_is_undefined(fields: dict[str, object]) -> None:
-    assert tpot_s(request(**fields)) is None
+    assert np.isnan(tpot_s([request(**fields)])).all()
 
 
 def test_itl_exists_only_where_every_chunk_is_one_token() -> None:
@@ -138,7 +146,7 @@ def test_every_figure_of_the_records_is_defined() -> None:
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1e6)), max_size=50))
 def test_distribution_orders_its_percentiles(values: list[float | None]) -> None:
-    d = distribution(values)
+    d = distribution(np.array(values, dtype=float))
     assert d.n == sum(v is not None for v in values)
     if d.n:
         assert d.p50 is not None
@@ -452,8 +460,15 @@ def test_counts_below_zero_are_no_counts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"counters\.json: cannot be read.*>= 0"):
         RunFolder(tmp_path).counters("c")
     write_requests(place / "requests.parquet", [request(acceptance=counted.delta)])
-    with pytest.raises(UsageError, match=r"requests\.parquet: cannot be read.*>= 0"):
-        RunFolder(tmp_path).requests("c")
+    for record in (
+        request(acceptance=counted.delta),
+        request(acceptance=DraftCounts(drafts=1, accepted=1, per_position=(-1,))),
+        request(output_tokens=-1),
+        request(chunk_tokens=(1, 2**62)),
+    ):
+        write_requests(place / "requests.parquet", [record])
+        with pytest.raises(UsageError, match=r"requests\.parquet: cannot be read.*>= 0"):
+            RunFolder(tmp_path).requests("c")
 
 
 def test_the_environment_is_captured() -> None:

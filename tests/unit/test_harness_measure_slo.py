@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import pytest
-from harness_records import C1, MS, cell, failed, request, run_of
+from harness_records import MS, cell, failed, request, run_of
 
 from harness.analyse.summary import summarise
 from harness.measure.metrics import by_category, cell_metrics
 from harness.measure.slo import Slo, meets, slo_of, strain
+from harness.measure.steady import steady_window
 from harness.plan.schema import Plan, SloSection, as_dict
 from harness.records import DraftCounts, LoadPoint
 
@@ -33,54 +35,56 @@ DROPPED: dict[str, Any] = {
     ],
 )
 def test_a_request_meets_the_levels_that_are_set(slo: Slo, met: bool) -> None:
-    assert meets(request(), slo) is met
+    assert meets([request()], slo).tolist() == [met]
 
 
 def test_the_strain_is_that_of_the_worst_figure() -> None:
-    assert strain(request(), Slo(ttft_s=0.2, e2el_s=0.3)) == pytest.approx(0.7)
-    assert strain(request(), Slo()) == 0.0
-    assert strain(failed(), Slo(ttft_s=0.2)) is None
+    assert strain([request()], Slo(ttft_s=0.2, e2el_s=0.3)) == pytest.approx([0.7])
+    assert strain([request()], Slo()) == [0.0]
+    assert strain([failed()], Slo(ttft_s=0.2)) == pytest.approx([math.nan], nan_ok=True)
 
 
 def test_a_request_that_waited_to_be_sent_has_waited() -> None:
-    assert meets(request(due_ns=0), Slo(ttft_s=0.1))
-    assert not meets(request(due_ns=-1 * MS), Slo(ttft_s=0.1))
-    assert not meets(request(due_ns=-1 * MS), Slo(e2el_s=0.21))
+    assert meets([request(due_ns=0)], Slo(ttft_s=0.1))
+    assert not meets([request(due_ns=-1 * MS)], Slo(ttft_s=0.1))
+    assert not meets([request(due_ns=-1 * MS)], Slo(e2el_s=0.21))
 
 
 def test_an_undefined_time_per_token_breaks_no_level() -> None:
     one = request(chunk_ns=(50 * MS,), chunk_tokens=(6,))
-    assert meets(one, Slo(tpot_s=1e-6))
-    assert not meets(one, Slo(tpot_s=1e-6, ttft_s=0.04))
+    assert meets([one], Slo(tpot_s=1e-6))
+    assert not meets([one], Slo(tpot_s=1e-6, ttft_s=0.04))
 
 
 def test_a_time_per_token_that_is_not_known_meets_no_level() -> None:
     for counts in ({"output_tokens": None, "chunk_tokens": None}, {"chunk_tokens": None}):
-        assert not meets(request(**counts), Slo(tpot_s=100.0))
-        assert meets(request(**counts), Slo(ttft_s=0.2))
+        assert not meets([request(**counts)], Slo(tpot_s=100.0))
+        assert meets([request(**counts)], Slo(ttft_s=0.2))
 
 
 def test_a_request_without_an_answer_meets_nothing() -> None:
     for r in (failed(), request(**DROPPED), request(chunk_ns=(), chunk_tokens=())):
-        assert not meets(r, Slo())
+        assert not meets([r], Slo())
 
 
 def test_goodput_counts_what_met_all_levels() -> None:
     slow = request(index=1, chunk_ns=(300 * MS, 400 * MS), chunk_tokens=(1, 5), due_ns=0)
     records = [request(due_ns=0), slow, failed(index=2, due_ns=0), request(index=3, **DROPPED)]
-    figures = cell_metrics(records, OPEN, meets=partial(meets, slo=Slo(ttft_s=0.2)))
+    figures = cell_metrics(
+        records, steady_window(records, OPEN), meets=partial(meets, slo=Slo(ttft_s=0.2))
+    )
     assert figures.goodput_per_s == pytest.approx(1 / 0.4)
     assert figures.goodput_share == pytest.approx(1 / 4)
     assert (figures.requests_ok, figures.requests_failed, figures.requests_dropped) == (2, 1, 1)
-    none = cell_metrics(records, OPEN)
+    none = cell_metrics(records, steady_window(records, OPEN))
     assert (none.goodput_per_s, none.goodput_share) == (None, None)
 
 
 def test_late_requests_are_counted_in_an_open_loop_alone() -> None:
     on_time, late = request(due_ns=-10 * MS), request(index=1, due_ns=-11 * MS)
-    assert cell_metrics([on_time, late], OPEN).requests_late == 1
-    assert cell_metrics([on_time], OPEN).requests_late == 0
-    assert cell_metrics([request()], C1).requests_late is None
+    assert cell_metrics([on_time, late]).requests_late == 1
+    assert cell_metrics([on_time]).requests_late == 0
+    assert cell_metrics([request()]).requests_late is None
 
 
 def test_first_reasoning_first_answer_and_connection_are_told_apart() -> None:

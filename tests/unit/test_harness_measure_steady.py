@@ -14,11 +14,16 @@ from hypothesis import strategies as st
 from harness.analyse.summary import summarise
 from harness.measure.metrics import cell_metrics
 from harness.measure.steady import steady_window
-from harness.records import LoadPoint, RequestRecord
+from harness.measure.table import RequestTable
+from harness.records import LoadPoint, Metrics, RequestRecord
 
 
 def closed(concurrency: int) -> LoadPoint:
     return LoadPoint(mode="closed", concurrency=concurrency, num_requests=1)
+
+
+def figures_of(records: list[RequestRecord], load: LoadPoint | None) -> Metrics:
+    return cell_metrics(records, steady_window(records, load))
 
 
 OPEN = LoadPoint(mode="open", request_rate=1.0, num_requests=1)
@@ -37,9 +42,9 @@ def test_members_are_the_same_however_long_the_answers_are(
     window = steady_window(closed_loop(concurrency, lengths(n, seed)), closed(concurrency))
     assert window is not None
     if window.level == "steady":
-        assert window.members == set(range(concurrency, n - concurrency))
+        assert set(window.members.tolist()) == set(range(concurrency, n - concurrency))
     elif window.level == "started":
-        assert window.members == set(range(concurrency, n))
+        assert set(window.members.tolist()) == set(range(concurrency, n))
     else:
         assert window.requests == n
 
@@ -57,7 +62,7 @@ def test_the_window_opens_with_the_first_end_and_closes_with_the_last_request() 
 
 def test_the_opening_wave_of_prefills_is_in_no_latency() -> None:
     records = closed_loop(4, lengths(40), wait_ns=lambda i: 900 * MS if i < 4 else STEP)
-    whole, steady = cell_metrics(records), cell_metrics(records, closed(4))
+    whole, steady = cell_metrics(records), figures_of(records, closed(4))
     assert whole.ttft_s.p99 == pytest.approx(0.9)
     assert steady.ttft_s.p99 == pytest.approx(0.01)
     assert (steady.ttft_s.n, steady.requests_ok) == (32, 40)
@@ -67,7 +72,7 @@ def test_the_opening_wave_of_prefills_is_in_no_latency() -> None:
 @given(concurrency=st.integers(2, 10), seed=st.integers(0, 10**6))
 def test_throughput_is_that_of_the_full_load(concurrency: int, seed: int) -> None:
     records = closed_loop(concurrency, lengths(concurrency * 10, seed))
-    figures = cell_metrics(records, closed(concurrency))
+    figures = figures_of(records, closed(concurrency))
     assert figures.output_tokens_per_s is not None
     assert figures.steady is not None
     edges = concurrency / (figures.steady.end_s - figures.steady.begin_s)
@@ -76,7 +81,7 @@ def test_throughput_is_that_of_the_full_load(concurrency: int, seed: int) -> Non
 
 def test_the_drain_takes_nothing_from_the_throughput() -> None:
     records = closed_loop(8, lengths(80))
-    whole, steady = (cell_metrics(records, load).output_tokens_per_s for load in (None, closed(8)))
+    whole, steady = (figures_of(records, load).output_tokens_per_s for load in (None, closed(8)))
     assert whole is not None
     assert steady is not None
     assert whole < 0.97 * 800 < steady
@@ -85,7 +90,7 @@ def test_the_drain_takes_nothing_from_the_throughput() -> None:
 def test_without_chunk_counts_the_throughput_is_of_the_whole_phase() -> None:
     records = closed_loop(4, lengths(40))
     blind = [request_without_counts(r) for r in records]
-    figures = cell_metrics(blind, closed(4))
+    figures = figures_of(blind, closed(4))
     assert figures.output_tokens_per_s == cell_metrics(blind).output_tokens_per_s
     assert figures.steady is not None
     assert figures.steady.level == "steady"
@@ -99,8 +104,8 @@ def test_gaps_belong_where_their_later_chunk_arrived() -> None:
     records = closed_loop(4, lengths(40))
     window = steady_window(records, closed(4))
     assert window is not None
-    inside = sum(window.holds(at) for r in records for at in r.chunk_ns[1:])
-    figures = cell_metrics(records, closed(4))
+    inside = int(window.holds(RequestTable.of(records).lists("chunk_ns").later().flat()).sum())
+    figures = figures_of(records, closed(4))
     assert 0 < inside < sum(len(r.chunk_ns) - 1 for r in records)
     assert figures.icl_s.n == inside
 
@@ -144,10 +149,10 @@ def test_an_open_loop_leaves_out_as_many_at_its_end_as_at_its_beginning() -> Non
     records = open_loop(30.0, 200, seed=1)
     window = steady_window(records, OPEN)
     assert window is not None
-    first = min(window.members)
+    first = int(min(window.members))
     assert records[first].due_ns is not None
     assert records[first].due_ns >= (records[0].end_ns or 0) > (records[first - 1].due_ns or 0)
-    assert window.members == set(range(first, 200 - first))
+    assert set(window.members.tolist()) == set(range(first, 200 - first))
 
 
 def test_requests_due_all_at_once_are_the_whole_phase() -> None:
@@ -192,7 +197,7 @@ def test_the_window_closes_when_no_conversation_begins_any_more() -> None:
     under_way = [
         sum((q.sent_ns or 0) <= (r.sent_ns or 0) < (q.end_ns or 0) for q in records)
         for r in records
-        if window.has(r)
+        if window.has([r]).all()
     ]
     assert set(under_way) == {4}
 

@@ -16,6 +16,7 @@ from harness.analyse.profile import profiles
 from harness.analyse.splits import client_steps, engine_steps, split_acceptance
 from harness.analyse.summary import summarise
 from harness.measure.store import RunFolder, to_json
+from harness.measure.table import RequestTable
 from harness.plan.schema import Plan, SpeculativeSection
 from harness.records import RequestRecord, Split, SplitPart
 
@@ -98,19 +99,18 @@ def test_over_the_run_each_cell_is_its_own_phase() -> None:
 
 def test_the_engines_own_steps_are_taken_though_chunks_were_merged() -> None:
     merged = [with_steps([3, 0, 3, 0], index=i, merge=True) for i in range(2)]
-    steps = engine_steps(merged)
-    assert steps is not None and steps.source == "per_request"
+    steps = engine_steps(RequestTable.of(merged))
     assert steps.token.tolist() == [1, 5, 6, 10] * 2
     assert figures(of([cell("speculative", 0, merged)])["output_quarter"]) == {
         "first quarter": (2, 6), "second quarter": (2, 0), "third quarter": (2, 6),
         "last quarter": (2, 0),
     }  # fmt: skip
+    assert of([cell("speculative", 0, merged)])["output_quarter"].source == "per_request"
 
 
 def test_of_the_engines_last_step_what_stood_behind_the_end_is_left_out() -> None:
     cut = with_steps([1, 3], cut=3)
-    steps = engine_steps([cut])
-    assert steps is not None
+    steps = engine_steps(RequestTable.of([cut]))
     assert steps.accepted.tolist() == [1, 1]  # 3 accepted, 2 of them behind the end
 
 
@@ -119,8 +119,7 @@ def test_the_parts_of_each_split_add_up_to_all_steps(requests: list[list[int]]) 
     records = [made_of(s, index=i) for i, s in enumerate(requests) if s]
     if not records:
         return
-    steps = client_steps(records)
-    assert steps is not None
+    steps = client_steps(RequestTable.of(records))
     assert len(steps.row) == sum(map(len, requests))
     token = [1 + sum(a + 1 for a in s[:j]) for s in requests for j in range(len(s))]
     assert steps.token.tolist() == token

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -30,6 +29,7 @@ from engines.reference.request import Delta, Request
 from engines.reference.sampling import SamplingParams
 from engines.reference.tokenizer import Tokenizer
 from harness.analyse.requests import past_end
+from harness.measure.columns import Drafts, Ints
 from harness.serving import read_acceptance_of
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
@@ -304,8 +304,8 @@ def test_what_stood_behind_the_end_follows_from_the_counts(llama: Pair) -> None:
         told = read_acceptance_of(ReferenceAdapter(), [payload])
         assert told is not None and told.past_end is not None
         silent = msgspec.structs.replace(told, past_end=None)
-        record = SimpleNamespace(output_tokens=len(done.output), acceptance=silent)
-        assert past_end(record) == told.past_end  # type: ignore[arg-type]
+        found = past_end(Drafts.of([silent]), Ints.of([len(done.output)]))
+        assert found.python() == [told.past_end]
         seen.add(told.past_end)
     assert seen == {0, 1, 2}
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import report_run as made
 
@@ -406,7 +408,7 @@ def test_damaged_cells_are_cautions(tmp_path: Path) -> None:
     made.write_run(tmp_path, told)
     folders = [tmp_path / "cells" / c.cell_id for c in told.cells]
     (folders[0] / "requests.parquet").write_bytes(b"PAR1 not really")
-    made.write_requests(folders[1] / "requests.parquet", [])
+    pq.write_table(pa.table({"status": ["ok"]}), folders[1] / "requests.parquet")
     (folders[2] / "timeline.json").write_text("[]")
     (folders[3] / "counters.json").unlink()
     reader = Reader(write_report(tmp_path).read_text("utf-8"))
