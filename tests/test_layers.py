@@ -28,7 +28,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "drafters": ("drafters",),
     "engines": ("engines", "drafters.spec", "drafters.formats"),
     "engines.reference": ("engines", "drafters"),
-    "training": ("training", "drafters", "engines", "harness.load", "harness.records"),
+    "training": (
+        *("training", "drafters", "engines", "harness.load", "harness.plan"),
+        *("harness.analyse.degenerate", *SHARED),
+    ),
     "harness.ending": ("engines.base", "drafters.spec", *SHARED),
     "harness.options": SHARED,
     "harness.plan": ("harness.plan", "engines.base", *SHARED),

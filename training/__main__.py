@@ -1,12 +1,14 @@
-"""`python -m training`: the demo pair, and the training of drafters."""
+"""`python -m training`: the demo pair, and the training of drafters stage by stage."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +22,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+PlanOption = Annotated[str, typer.Option("--plan", help="A plan by name, or a TOML file.")]
+OutOption = Annotated[Path, typer.Option("--out", help="The training's folder.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="key=value, over the plan's.")]
 
 
 class Kind(str, Enum):  # noqa: UP042 - typer shows str enums by value
@@ -58,6 +64,78 @@ def demo(
     except KeyboardInterrupt:
         print("stopped; what was finished is kept, the rest starts anew", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+def _stage(module: str, plan: str, out: Path, sets: list[str] | None, **options: Any) -> None:
+    """Run `module`'s stage and end with its exit code: 1 where its gate did not pass."""
+    from training.ending import ending
+
+    with ending():
+        from training.plan import read_plan
+
+        run: Callable[..., Any] = importlib.import_module(module).run
+        run(read_plan(plan, sets or []), out, **options)
+
+
+@app.command()
+def generate(
+    plan: PlanOption = "demo", out: OutOption = Path("training-run"), sets: SetOption = None
+) -> None:
+    """Samples: the target's own answers to the plan's prompts, through a running engine."""
+    _stage("training.generate.stage", plan, out, sets)
+
+
+@app.command()
+def capture(
+    plan: PlanOption = "demo", out: OutOption = Path("training-run"), sets: SetOption = None
+) -> None:
+    """Hidden states of the samples, proved to be the target's own."""
+    _stage("training.capture.stage", plan, out, sets)
+
+
+@app.command()
+def vocab(
+    plan: PlanOption = "demo", out: OutOption = Path("training-run"), sets: SetOption = None
+) -> None:
+    """The draft vocabulary by frequency in the samples' answers."""
+    _stage("training.vocab", plan, out, sets)
+
+
+@app.command()
+def train(
+    plan: PlanOption = "demo", out: OutOption = Path("training-run"), sets: SetOption = None
+) -> None:
+    """Train the drafter; goes on from the last checkpoint where there is one."""
+    _stage("training.train.stage", plan, out, sets)
+
+
+@app.command()
+def evaluate(
+    plan: PlanOption = "demo", out: OutOption = Path("training-run"), sets: SetOption = None
+) -> None:
+    """Expected acceptance offline beside what the engines accept, on the same prompts."""
+    _stage("training.evaluation.stage", plan, out, sets)
+
+
+@app.command()
+def export(
+    plan: PlanOption = "demo", out: OutOption = Path("training-run"), sets: SetOption = None
+) -> None:
+    """The best checkpoint in every engine's format, validated and loaded."""
+    _stage("training.export", plan, out, sets)
+
+
+@app.command()
+def pipeline(
+    plan: PlanOption = "demo",
+    out: OutOption = Path("training-run"),
+    sets: SetOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only estimate memory, disk and time.")
+    ] = False,
+) -> None:
+    """Every stage from one plan; finished ones are kept, the rest goes on where it stopped."""
+    _stage("training.pipeline", plan, out, sets, dry_run=dry_run)
 
 
 if __name__ == "__main__":
