@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import msgspec
 
 from harness.errors import UsageError, one_line
 from training.gate import write_whole
+from training.generate.target import target_digest
 
 BEGUN = "made_from.json"
 
@@ -25,7 +25,7 @@ class MadeFrom(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def target_digest(self) -> str:
         """One digest for the target."""
-        return hashlib.sha256(msgspec.json.encode(self.target, order="sorted")).hexdigest()
+        return target_digest(self.target)
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):

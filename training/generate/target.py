@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import msgspec
+
 from harness.errors import UsageError
 from training.plan import TrainingPlan
 
@@ -53,6 +55,11 @@ def target_identity(folder: Path) -> dict[str, str | None]:
         "tokenizer": _whole([path for path in texts if path.is_file()]),
         "weights": _spots(weights) if weights else None,
     }
+
+
+def target_digest(identity: dict[str, str | None]) -> str:
+    """One digest of a target's identity."""
+    return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()
 
 
 def _whole(paths: list[Path]) -> str:
