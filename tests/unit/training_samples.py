@@ -19,8 +19,9 @@ TEMPLATE = (
 )
 """As of Qwen: a history keeps its thinking, and white space around it is the template's own."""
 FORGETFUL = (
-    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}<think></think>{% endif %}"
-    "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
 )
 """As of Kimi: a history has lost its thinking, and the prompt opens the answer's."""
 

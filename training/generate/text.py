@@ -21,6 +21,8 @@ THINK = "<think>"
 THINK_END = "</think>"
 OPENED_WITHIN = 8
 """A think token among so many of a prompt's last tokens means that the answer begins in thought."""
+PROBE = "thought or said"
+"""Put into the template in place of thinking and answer, to see whether it keeps both."""
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -178,18 +180,21 @@ class TargetText:
             plain = [f"{THINK_END}{text}{end}", text + end]
         else:
             plain = [text + end]
-        whole = bool(text) or reasoning is None
-        return ([templated] if templated is not None and whole else []) + plain
+        if templated is None:
+            return plain
+        # A thought is wrapped as the template does; without one there is nothing to wrap.
+        return [templated, *plain] if reasoning is not None and text else [*plain, templated]
 
     def _templated(
         self, messages: Messages, variables: Mapping[str, Any], text: str, reasoning: str | None
     ) -> str | None:
         """The answer as the chat template writes it in a history; None where it leaves some out."""
-        message: dict[str, Any] = {"role": "assistant", "content": text}
         if reasoning is not None:
-            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
-        tail = self._tail(messages, variables, message)
-        if tail is None or (reasoning or "").strip() not in tail or text.strip() not in tail:
+            probe = self._tail(messages, variables, PROBE, PROBE)
+            if probe is None or probe.count(PROBE) != 2:
+                return None
+        tail = self._tail(messages, variables, text, reasoning)
+        if tail is None or text.strip() not in tail:
             return None
         at = len(tail) if not text.strip() else tail.rindex(text.strip()) + len(text.strip())
         ends = [(tail.index(e, at), e) for e in self._end_texts if e in tail[at:]]
@@ -199,9 +204,12 @@ class TargetText:
         return tail[: where + len(word)]
 
     def _tail(
-        self, messages: Messages, variables: Mapping[str, Any], message: dict[str, Any]
+        self, messages: Messages, variables: Mapping[str, Any], text: str, reasoning: str | None
     ) -> str | None:
-        """What the template writes of the assistant's `message` behind the prompt's text."""
+        """What the template writes of an answer behind the prompt's text."""
+        message = {"role": "assistant", "content": text}
+        if reasoning is not None:
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         try:
             prompt = self.render(messages, variables, answer=True)
             whole = self.render([*messages, message], variables, answer=False)
