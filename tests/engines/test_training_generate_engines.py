@@ -32,15 +32,20 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "environment", "more"),
+    ("engine", "environment", "more", "seen"),
     [
         # The parser puts the thinking into a field of its own.
-        ("vllm", "vllm-cpu", ("engine.reasoning_parser=deepseek_r1",)),
-        ("sglang", "sglang-cpu", ()),
+        ("vllm", "vllm-cpu", ("engine.reasoning_parser=deepseek_r1",), ("deepseek_r1",)),
+        ("sglang", "sglang-cpu", (), ()),
     ],
 )
 def test_the_same_samples_as_the_reference_engines(
-    engine: str, environment: str, more: tuple[str, ...], reference: list[Sample], tmp_path: Path
+    engine: str,
+    environment: str,
+    more: tuple[str, ...],
+    seen: tuple[str, ...],
+    reference: list[Sample],
+    tmp_path: Path,
 ) -> None:
     try:
         engine_python(environment)
@@ -50,5 +55,6 @@ def test_the_same_samples_as_the_reference_engines(
     assert samples == reference and len(samples) == PROMPTS
     assert all(one.ids_from == "server" and one.agrees for one in samples)
     assert all(check.passed for check in gate.checks)
+    assert all(word in (tmp_path / engine / "samples" / "engine.log").read_text() for word in seen)
     manifest = (tmp_path / engine / "samples" / "manifest.json").read_text()
     assert '"version": null' not in manifest  # the engine was asked for its own

@@ -119,7 +119,9 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
             url=process.base_url,
             model=spec.served_name,
             adapter=adapter,
-            version=_version(plan, adapter.name, process.base_url, None),
+            version=_own_version()
+            if adapter.name == "reference"
+            else _version(plan, process.base_url, None),
             context=context,
             gone=lambda: None if process.alive() else str(process.failure()),
             failed=lambda reason: (
@@ -181,7 +183,7 @@ def _attached(plan: TrainingPlan, adapter: Adapter) -> Server:
         url=root,
         model=wanted,
         adapter=adapter,
-        version=_version(plan, adapter.name, root, key),
+        version=_version(plan, root, key),
         context=context,
         gone=lambda: None,
         failed=lambda reason: EngineFailed(f"{root}: {reason}", phase="serving"),
@@ -203,13 +205,16 @@ def _get(plan: TrainingPlan, root: str, path: str, key: str | None) -> dict[str,
     return value if isinstance(value, dict) else "the answer is no JSON object"
 
 
-def _version(plan: TrainingPlan, name: str, root: str, key: str | None) -> str | None:
+def _own_version() -> str | None:
+    """Of the embedded engine, which is a part of this package; None where that is not installed."""
+    try:
+        return metadata.version("spec-harness")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _version(plan: TrainingPlan, root: str, key: str | None) -> str | None:
     """The engine's version as it tells it; None where it does not."""
-    if name == "reference":
-        try:
-            return metadata.version("spec-harness")
-        except metadata.PackageNotFoundError:
-            return None
     for path in ("/version", "/server_info"):
         told = _get(plan, root, path, key)
         if isinstance(told, dict) and isinstance(told.get("version"), str):

@@ -22,7 +22,7 @@ from harness.load.streaming.client import check_prompts
 from training.folders import Stage, stage_folder
 from training.gate import GATE, Gate, read_gate, said, write_gate, write_whole
 from training.generate.made_from import Begun, MadeFrom, changes, read_begun, write_begun
-from training.generate.meter import Meter
+from training.generate.meter import Meter, Pace
 from training.generate.server import check_server, context_for, own_context, serving
 from training.generate.shards import ShardWriter, locked
 from training.generate.stopping import stoppable
@@ -169,9 +169,11 @@ def _collect(plan: TrainingPlan, folder: Path, job: _Job, left: list[Talk]) -> B
     todo = sum(len(talk.wanted) for talk in left)
     done = len(job.wanted) - todo
     note(f"generate: {todo} samples to go of {len(job.wanted)}, {done} are there")
-    lengths = [len(prompt_ids(job.text, talk.prompt, plan)) for talk in left]
-    most = [talk.prompt.max_tokens or plan.generate.max_tokens for talk in left]
-    longest = max(a + b for a, b in zip(lengths, most, strict=True))
+    longest, pace = 0, Pace("generate: prompts measured", len(left))
+    for talk in left:
+        most = talk.prompt.max_tokens or plan.generate.max_tokens
+        longest = max(longest, len(prompt_ids(job.text, talk.prompt, plan)) + most)
+        pace.step()
     with serving(plan, job.target, context_for(plan, job.target, longest), folder) as server:
         begun = _begin(folder, server.name, server.version, plan.generate.url)
         meter = Meter(len(job.wanted), done)
