@@ -327,3 +327,14 @@ def test_a_full_disk_keeps_what_is_there_and_the_next_run_goes_on(
             case.run(url, "generate.concurrency=1")
         assert len(case.samples()) == 3
         assert case.run(url).passed and len(case.samples()) == COUNT
+
+
+def test_a_plan_that_gave_no_sample_yet_may_change(case: Case) -> None:
+    def refusing(number: int, body: dict[str, Any]) -> Sequence[Step]:
+        return [whole("400 Bad Request", '{"error": {"message": "no"}}')]
+
+    with running(refusing) as (url, _), pytest.raises(GateFailed, match="failed share 1 "):
+        case.run(url)
+    with running(lambda number, body: by_ids(case.text, said(body))) as (url, _):
+        assert case.run(url, "generate.max_tokens=99").passed
+    assert case.told("made_from.json")["made"]["plan"]["generate"]["max_tokens"] == 99

@@ -20,6 +20,7 @@ from harness.errors import UsageError, one_line
 from harness.load.streaming.origin import Origin
 from harness.load.streaming.plain import plain_client
 from harness.load.streaming.pool import check_client
+from training.generate.meter import PLAIN_EVERY_S
 from training.generate.target import LONGEST_CONTEXT
 from training.plan import TrainingPlan
 from training.progress import note
@@ -96,13 +97,6 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
     if plan.generate.url is not None:
         yield _attached(plan, adapter)
         return
-    shown: list[str] = []
-
-    def on_phase(phase: str, elapsed_s: float) -> None:
-        if phase not in shown or elapsed_s > 30 * len(shown):
-            shown.append(phase)
-            note(f"generate: starting {adapter.name}: {phase} ({elapsed_s:.0f} s)")
-
     spec = serve_spec(plan, target, context)
     with EngineProcess(
         adapter,
@@ -110,7 +104,7 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
         workdir=folder / "engine",
         log_path=folder / "engine.log",
         deadline_s=plan.engine.startup_deadline_s,
-        on_phase=on_phase,
+        on_phase=_teller(adapter.name),
     ) as process:
         process.start()
         process.wait_ready()
@@ -130,6 +124,18 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
                 else process.failure()
             ),
         )
+
+
+def _teller(name: str) -> Callable[[str, float], None]:
+    """Tells each phase of a start as it begins, and that it still goes on every so often."""
+    shown: list[tuple[str, float]] = []
+
+    def on_phase(phase: str, elapsed_s: float) -> None:
+        if not shown or shown[-1][0] != phase or elapsed_s - shown[-1][1] >= PLAIN_EVERY_S:
+            shown.append((phase, elapsed_s))
+            note(f"generate: starting {name}: {phase} ({elapsed_s:.0f} s)")
+
+    return on_phase
 
 
 def serve_spec(plan: TrainingPlan, target: Path, context: int) -> ServeSpec:

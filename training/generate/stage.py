@@ -31,7 +31,7 @@ from training.generate.text import TargetText, read_text
 from training.generate.wanted import Talk, Wanted, answered, talks, wanted_samples
 from training.plan import TrainingPlan
 from training.progress import note
-from training.samples import read_samples, shard_paths
+from training.samples import read_samples, shard_paths, whole_lines
 
 STAGE: Stage = "generate"
 MANIFEST = "manifest.json"
@@ -146,7 +146,11 @@ def _begun(folder: Path, made: MadeFrom) -> Begun:
         begun = Begun(made=made)
         write_begun(folder, begun)
     changed = changes(begun.made, made)
-    if changed:
+    if changed and next(whole_lines(folder), None) is None:  # nothing to mix with
+        (folder / GATE).unlink(missing_ok=True)
+        begun = Begun(made=made)
+        write_begun(folder, begun)
+    elif changed:
         raise UsageError(
             f"{folder}: begun from something else: {'; '.join(changed)}; give another --out, or "
             "remove that folder to start anew"
