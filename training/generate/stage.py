@@ -179,7 +179,8 @@ def _collect(plan: TrainingPlan, folder: Path, job: _Job, left: list[Talk]) -> B
         longest = max(longest, len(prompt_ids(job.text, talk.prompt, plan)) + most)
         pace.step()
     with serving(plan, job.target, context_for(plan, job.target, longest), folder) as server:
-        begun = _begin(folder, server.name, server.version, plan.generate.url)
+        attached = None if plan.generate.url is None else server.url
+        begun = _begin(folder, server.name, server.version, attached)
         meter = Meter(len(job.wanted), done)
         with ShardWriter(folder, plan.generate.shard_samples) as writer:
             collector = Collector(plan, job.text, server, writer)
