@@ -33,6 +33,7 @@ class SglangCapturer(ServedCapturer):
     """SGLang's server, asked for one token behind each sample."""
 
     name = "sglang"
+    headroom = 8  # it refuses inputs within six of the context's end
 
     def __init__(self, spec: CaptureSpec) -> None:
         paths = [str(PLUGIN)]

@@ -12,11 +12,12 @@ import torch
 from capture_samples import (
     greedy_samples,
     plan_for,
-    samples_readable,  # noqa: F401  # a fixture used by every test here
+    samples_readable,  # noqa: F401  # a fixture
     write_samples,
 )
 from reference_models import build_target, prompts
 
+from engines.base import EngineUsageError
 from engines.capture.base import Capturer, CaptureSpec, RowStates, open_capturer
 from engines.capture.target import final_norm, target_facts
 from harness.errors import GateFailed, UsageError
@@ -28,6 +29,8 @@ from training.gate import Gate, read_gate
 from training.plan import TrainingPlan
 from training.samples import Sample
 from training.states import open_source, open_states
+
+pytestmark = pytest.mark.usefixtures("samples_readable")
 
 LENGTHS = (5, 40, 7, 7, 33, 50, 12, 12, 64, 9)
 
@@ -222,6 +225,27 @@ def test_long_samples_are_cut_and_prompts_without_answer_left_out(
     kept = [sample for sample in samples if sample.loss_from < 60]
     assert list(states.sample_ids) == [sample.id for sample in kept]
     assert list(states.lengths) == [min(60, len(sample.token_ids)) for sample in kept]
+
+
+def test_mistakes_are_said_in_one_line(target: Path, work: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the stage generate has not ended"):
+        stage.run(plan_for(target), tmp_path / "empty")
+    with pytest.raises(EngineUsageError, match=r"aux layer 9: .* has 3 layers"):
+        stage.run(plan_for(target, aux_layers=(2, 9)), work)
+    with pytest.raises(UsageError, match="no sample has a token that carries loss"):
+        stage.run(plan_for(target, max_length=3), work)
+    with pytest.raises(UsageError, match="3 layers, too few for the usual aux layers"):
+        stage.run(plan_for(target, aux_layers=None), work)
+    assert not (work / "states").exists()
+
+
+def test_the_embeddings_and_the_last_state_are_layers_too(target: Path, work: Path) -> None:
+    gate = stage.run(plan_for(target, aux_layers=(3, 0), dtype="float32"), work)
+    states = open_states(work / "states").read(1)
+    torch.testing.assert_close(states.aux[:, :64], states.last_normed)
+    embedding = target_facts(target).embedding()
+    torch.testing.assert_close(states.aux[:, 64:], embedding[states.token_ids])
+    assert check(gate, "layers").value == "[3, 0, 3]"
 
 
 def test_too_small_a_disk_is_said_before(
