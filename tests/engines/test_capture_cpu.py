@@ -6,6 +6,7 @@ The demo target in float32; prompts of several lengths at once, long ones prefil
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from capture_samples import (
     samples_readable,  # noqa: F401  # a fixture
     write_samples,
 )
-from reference_models import build_target, byte_tokenizer
+from reference_models import build_target
 
 from engines.base import EngineUsageError
 from engines.capture.base import Capturer, CaptureSpec, RowStates, open_capturer
@@ -34,7 +35,7 @@ pytestmark = [
     pytest.mark.usefixtures("samples_readable"),
 ]
 
-LAYERS = (4, 2, 0, 5)
+LAYERS = (4, 1, 0, 5)
 LENGTHS = (5, 300, 33, 128, 64, 200, 17, 1)
 HIDDEN = 192
 CHUNK = 96
@@ -140,7 +141,7 @@ def test_sglang_returns_no_last_state_beside_the_aux_states(
     finally:
         capturer.close()
     found = torch.tensor(told["meta_info"]["hidden_states"][0])
-    assert found.shape == (len(rows[2]), 3 * HIDDEN)  # layers 2, 4, 5
+    assert found.shape == (len(rows[2]), 3 * HIDDEN)  # layers 1, 4, 5
     ascending = torch.cat(
         [written.aux[:, HIDDEN : 2 * HIDDEN], written.aux[:, :HIDDEN], written.aux[:, -HIDDEN:]],
         dim=-1,
@@ -198,16 +199,17 @@ def test_vllms_own_classes_take_what_it_is_told_on_gpus(
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_llama_target_has_the_same_layers(
-    engine: str, rows: list[list[int]], tmp_path: Path
+    engine: str, demo_pair: Path, rows: list[list[int]], tmp_path: Path
 ) -> None:
     """SGLang reads given ids one layer later there; the states come out the same."""
     installed(engine)
     target = tmp_path / "target"
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 6}
     build_target(
-        "llama", target, vocab_size=704, hidden_size=256, max_position_embeddings=512, **sizes
+        "llama", target, vocab_size=768, hidden_size=256, max_position_embeddings=512, **sizes
     )
-    byte_tokenizer(target)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(demo_pair / "target" / file, target)
     wanted = open_capturer("reference", spec(target, tmp_path)).capture(rows)
     capturer = open_capturer(engine, spec(target, tmp_path))
     try:

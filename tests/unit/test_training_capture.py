@@ -15,8 +15,9 @@ from capture_samples import (
     samples_readable,  # noqa: F401  # a fixture
     write_samples,
 )
-from reference_models import build_target, prompts
+from reference_models import build_drafter, build_target, prompts
 
+from drafters.checkpoint import save
 from engines.base import EngineUsageError
 from engines.capture.base import Capturer, CaptureSpec, RowStates, open_capturer
 from engines.capture.target import final_norm, target_facts
@@ -26,7 +27,7 @@ from training.capture.checks import stacked
 from training.capture.store import read_index
 from training.errors import TrainingError
 from training.gate import Gate, read_gate
-from training.plan import TrainingPlan
+from training.plan import HeadSection, TrainingPlan
 from training.samples import Sample
 from training.states import open_source, open_states
 
@@ -237,6 +238,18 @@ def test_mistakes_are_said_in_one_line(target: Path, work: Path, tmp_path: Path)
     with pytest.raises(UsageError, match="3 layers, too few for the usual aux layers"):
         stage.run(plan_for(target, aux_layers=None), work)
     assert not (work / "states").exists()
+
+
+def test_a_finetuned_drafters_own_layers_are_captured(
+    target: Path, work: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "drafter"
+    save(build_drafter("llama", aux_layers=(2, 0)), folder)
+    plan = msgspec.structs.replace(
+        plan_for(target, aux_layers=None), drafter=HeadSection(finetune=str(folder))
+    )
+    stage.run(plan, work)
+    assert open_states(work / "states").aux_layers == (2, 0)
 
 
 def test_the_embeddings_and_the_last_state_are_layers_too(target: Path, work: Path) -> None:
