@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from engines.base import EngineUsageError
 from engines.capture.base import Capturer, CaptureSpec, RowStates, open_capturer
 from engines.capture.target import final_norm, target_facts
 from harness.errors import GateFailed, UsageError
-from training.capture import stage
+from training.capture import stage, store
 from training.capture.checks import stacked
 from training.capture.store import read_index
 from training.errors import TrainingError
@@ -270,6 +271,28 @@ def test_too_small_a_disk_is_said_before(
     monkeypatch.setattr(stage.shutil, "disk_usage", lambda _: Usage)
     with pytest.raises(UsageError, match=r"bytes a token.*are free: make room"):
         stage.run(plan_for(target), work)
+
+
+def test_a_disk_that_fills_up_keeps_what_is_whole(
+    target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_for(target, shard_tokens=120)
+    real, left = store._write, [25]
+
+    def full(file: int, data: Any, at: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(file, data, at)
+
+    monkeypatch.setattr(store, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        stage.run(plan, work)
+    have = _digests(work)
+    assert have and not list((work / "states").glob(".*.partial"))
+    monkeypatch.setattr(store, "_write", real)
+    stage.run(plan, work)
+    assert _digests(work)[: len(have)] == have
 
 
 def test_online_gives_what_is_stored(target: Path, work: Path, tmp_path: Path) -> None:
