@@ -14,7 +14,7 @@ import typer
 from harness.ending import DEBUG, Command, Commands, run_commands
 from harness.errors import GateFailed, UsageError
 from training.ending import training_exit_code
-from training.folders import Stage
+from training.folders import MODULES, Stage
 
 # Torch's threads spin while they wait, by default. Where another program has one of the cores that
 # makes training thirty times slower; to sleep instead costs little. Read when torch is imported.
@@ -46,15 +46,6 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the gate as JSON; the folder goes to stderr.")
 ]
 OUT = Path("training-run")
-MODULES: dict[Stage, str] = {
-    "generate": "training.generate.stage",
-    "capture": "training.capture.stage",
-    "vocab": "training.vocab",
-    "train": "training.train.stage",
-    "evaluate": "training.evaluation.stage",
-    "export": "training.export",
-}
-"""Where each stage's `run(plan, out)` lies; imported when it is asked for."""
 
 
 class Given:
@@ -240,7 +231,7 @@ def pipeline(
     if dry_run:
         story.show_estimate(chosen, as_json=as_json)
     else:
-        story.run(chosen, out, as_json=as_json, plan_name=plan, sets=sets or [])
+        story.run_and_show(chosen, out, as_json=as_json)
 
 
 for _command in app.registered_commands:
