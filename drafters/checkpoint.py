@@ -11,8 +11,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drafters.formats import from_config, to_config
-from drafters.headers import read_headers, read_json, weight_files
+from drafters.checks import check_ids
+from drafters.flat import to_config
+from drafters.headers import weight_files
+from drafters.reading import neutral_name, read_folder
 from drafters.spec import DrafterError, DrafterSpec
 
 if TYPE_CHECKING:
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
 
 def load_spec(path: Path) -> DrafterSpec:
     """The neutral spec of the drafter in folder `path`. Raises DrafterError."""
-    config = path / "config.json"
-    return from_config(read_json(config), read_headers(path), config)
+    checkpoint = read_folder(path)
+    for missing in check_ids(checkpoint, None):
+        raise DrafterError(missing.line())
+    return checkpoint.spec
 
 
 def load(path: Path) -> Eagle3Drafter:
@@ -43,8 +47,9 @@ def load(path: Path) -> Eagle3Drafter:
     for file in weight_files(path):
         tensors.update(load_file(file))
     tensors = {
-        name.removeprefix("model.").replace("midlayer.", "layers.0."): tensor
+        neutral_name(name): tensor
         for name, tensor in tensors.items()
+        if not name.startswith("verifier_")
     }
     with torch.device("meta"):
         drafter = Eagle3Drafter(spec)
