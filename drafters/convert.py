@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from drafters.check_weights import Vocabulary
+from drafters.engines import readings
 from drafters.findings import Finding
 from drafters.flat import FLAGS
 from drafters.formats import Destination, translate, write_config
@@ -63,7 +64,7 @@ def convert(
         partial.mkdir()
         write_weights(checkpoint, plan, partial, link="hard")
         write_config(config, partial)
-        again = _prove(checkpoint, partial, target)
+        again = _prove(checkpoint, partial, target, to)
         os.replace(partial, out)
     except OSError as error:
         raise DrafterError(f"{out} cannot be written: {error}") from None
@@ -113,9 +114,17 @@ def _check_embedding(checkpoint: Checkpoint, target: Target | None) -> None:
         )
 
 
-def _prove(checkpoint: Checkpoint, folder: Path, target: Target | None) -> Checkpoint:
+def _prove(
+    checkpoint: Checkpoint, folder: Path, target: Target | None, to: Destination
+) -> Checkpoint:
     """Read the new folder and compare. Raises DrafterError where it is another drafter."""
     again = read_folder(folder, target)
+    for reading in readings(again, target):
+        if reading.engine == to and reading.right is False:
+            raise DrafterError(
+                f"{checkpoint.path}: {to} would capture {reading.captured} for "
+                f"{list(checkpoint.spec.aux_layers)}; name the target with --target"
+            )
     if again.spec != checkpoint.spec:
         fields = msgspec.structs.fields(DrafterSpec)
         names = [f.name for f in fields]
