@@ -21,6 +21,11 @@ FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 KNOWN_ROPES = ("default", "linear", "llama3", "yarn", "deepseek_yarn")
 """The kinds of rotary embedding that `drafters.layers` computes."""
 _ROPE_FIELDS = ("rope_scaling", "rope_parameters")
+_SIZES = (
+    *("hidden_size", "target_hidden_size", "intermediate_size", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "vocab_size", "draft_vocab_size"),
+    "max_position_embeddings",
+)
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _ATTENTION = "layers.0.self_attn."
 
@@ -181,7 +186,7 @@ def spec_of(
         kv_heads = _divided(rows.get(f"{_ATTENTION}k_proj.weight"), head_dim)
     inner = config.get("intermediate_size") or rows["layers.0.mlp.gate_proj.weight"]
     mla = MlaDims(**{key: config[key] for key in MLA_KEYS}) if kind == "mla" else None
-    return DrafterSpec(
+    spec = DrafterSpec(
         kind=kind,
         hidden_size=hidden,
         target_hidden_size=int(config.get("target_hidden_size") or hidden),
@@ -206,6 +211,24 @@ def spec_of(
         eos_token_id=one_id(config.get("eos_token_id")),
         dtype=_dtype(config, tensors),
     )
+    _check_numbers(spec)
+    return spec
+
+
+def _check_numbers(spec: DrafterSpec) -> None:
+    """ValueError where a size is none, or a rope base or epsilon is no positive number."""
+    sizes = {key: getattr(spec, key) for key in _SIZES}
+    if spec.mla is not None:
+        dims = {key: getattr(spec.mla, key) for key in MLA_KEYS}
+        sizes |= {
+            key: value for key, value in dims.items() if (key, value) != ("q_lora_rank", None)
+        }
+    for key, value in sizes.items():
+        if type(value) is not int or not 0 < value < 2**40:
+            raise ValueError(f"{key} is {value!r}, not a size")
+    for key, number in (("the rope base", spec.rope.theta), ("rms_norm_eps", spec.rms_norm_eps)):
+        if not 0 < number < float("inf"):
+            raise ValueError(f"{key} is {number!r}, not a positive number")
 
 
 def _size(config: Mapping[str, Any], key: str) -> int:

@@ -11,7 +11,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from drafters.flat import MARK, eagle_config, marked_indices, spec_of, text_config, written_ids
+from drafters.flat import (
+    MARK,
+    eagle_config,
+    marked_indices,
+    rope_of,
+    spec_of,
+    text_config,
+    written_ids,
+)
 from drafters.headers import TensorHeader, read_headers, read_json
 from drafters.ids import CONVENTIONS, MEANING, Convention, Family, family_of, to_index
 from drafters.spec import DrafterError, DrafterSpec
@@ -102,7 +110,12 @@ def read_target(path: Path) -> Target:
     config = read_json(path / "config.json")
     names = config.get("architectures")
     first = names[0] if isinstance(names, list) and names else ""
-    return Target(path=path, config=text_config(config), architecture=str(first))
+    text = text_config(config)
+    try:
+        rope_of(text)
+    except (TypeError, ValueError) as error:
+        raise DrafterError(f"{path / 'config.json'}: its rope cannot be read: {error}") from None
+    return Target(path=path, config=text, architecture=str(first))
 
 
 def read_folder(

@@ -183,7 +183,7 @@ def spread_of(rows: Array) -> Rows | None:
 class Likeness(msgspec.Struct, frozen=True, kw_only=True):
     """Two matrices, row by row. `equal`: every element, to the coarser type's rounding.
 
-    `cosine`: mean over sampled rows; None where a row is zero everywhere.
+    `cosine`: mean over the sampled rows that have a direction; None where none has.
     """
 
     equal: bool
@@ -201,7 +201,8 @@ def likeness(ours: TensorHeader, theirs: TensorHeader, rows: Array | None = None
     a = rows_of(ours, which)
     b = rows_of(theirs, which if rows is None else rows[which])
     norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    cosines = (a * b).sum(-1)[norms > 0] / norms[norms > 0]
+    useful = (norms > 0) & np.isfinite(norms)
+    cosines = (a[useful] * b[useful]).sum(-1) / norms[useful]
     cosine = float(cosines.mean()) if cosines.size else None
     rounding = max(_rounding(ours.dtype), _rounding(theirs.dtype))
     equal = _same(a, b, rounding if ours.dtype != theirs.dtype else 0.0)
