@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -208,12 +209,17 @@ def _print_json(value: Any) -> None:
     print(msgspec.json.format(encoded, indent=2).decode())
 
 
+def _terminated(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(number)
+
+
 @contextmanager
 def _mistakes() -> Iterator[None]:
     """A mistake is one line and the exit code 2; an interruption is no traceback either."""
     from drafters.findings import plain
     from drafters.spec import DrafterError
 
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         yield
     except DrafterError as error:
@@ -222,9 +228,9 @@ def _mistakes() -> Iterator[None]:
     except (OSError, MemoryError) as error:
         print(plain(f"error: {type(error).__name__}: {error}"), file=sys.stderr)
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         print("stopped; nothing was left half written", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise typer.Exit(143 if stopped.args else 130) from None
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ def convert(
     config, plan = translate(checkpoint, to, target)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    _clear_up(out)
     try:
         partial.mkdir()
         write_weights(checkpoint, plan, partial, link="hard")
@@ -79,6 +80,20 @@ def convert(
         weights=_what_happened(plan),
         notes=_notes(checkpoint, config, plan, target),
     )
+
+
+def _clear_up(out: Path) -> None:
+    """Remove what a conversion that was killed left beside `out`."""
+    for stale in out.parent.glob(f".{out.name}.partial-*"):
+        number = stale.name.rpartition("-")[2]
+        if not number.isdigit():
+            continue
+        try:
+            os.kill(int(number), 0)
+        except ProcessLookupError:
+            shutil.rmtree(stale, ignore_errors=True)
+        except (PermissionError, OverflowError):
+            continue
 
 
 def _check_tables(checkpoint: Checkpoint) -> None:
