@@ -157,7 +157,7 @@ def rows_of(header: TensorHeader, which: Array) -> Array:
         return to_float(matrix[which], header.dtype)
 
 
-def sample(count: int, most: int = 4096) -> Array:
+def sample(count: int, most: int = 1024) -> Array:
     """Up to `most` row numbers, evenly spaced over `count` rows."""
     import numpy as np
 

@@ -159,7 +159,7 @@ def test_a_checkpoint_of_4_5_gb_is_validated_in_little_memory(tmp_path: Path) ->
     sparse_checkpoint(tmp_path / "kimi", KIMI)
     code, memory, _, said = measured("validate", tmp_path / "kimi")
     assert code == 1 and "all_zero" in said  # a hole reads as zeros
-    assert memory < 700  # torch's own libraries are not loaded: there is no trainer's state
+    assert memory < 400
 
 
 @pytest.mark.full
