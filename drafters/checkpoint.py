@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from drafters.checks import check_ids
 from drafters.flat import to_config
 from drafters.headers import weight_files
-from drafters.reading import neutral_name, read_folder
+from drafters.reading import neutral_name, read_folder, read_target
 from drafters.spec import DrafterError, DrafterSpec
 
 if TYPE_CHECKING:
@@ -23,16 +23,22 @@ if TYPE_CHECKING:
     from drafters.eagle3 import Eagle3Drafter
 
 
-def load_spec(path: Path) -> DrafterSpec:
-    """The neutral spec of the drafter in folder `path`. Raises DrafterError."""
-    checkpoint = read_folder(path)
+def load_spec(path: Path, target: Path | None = None) -> DrafterSpec:
+    """The neutral spec of the drafter in folder `path`. Raises DrafterError.
+
+    `target`: the target's folder, by which a folder that does not say how its layer ids are
+    counted is read as SGLang would read it beside that target.
+    """
+    checkpoint = read_folder(path, None if target is None else read_target(target))
     for missing in check_ids(checkpoint, None):
         raise DrafterError(missing.line())
     return checkpoint.spec
 
 
-def load(path: Path) -> Eagle3Drafter:
+def load(path: Path, target: Path | None = None) -> Eagle3Drafter:
     """The drafter in folder `path` with its weights, in the stored type, in eval mode.
+
+    `target` as for `load_spec`.
 
     Where the checkpoint has no embed_tokens or lm_head the drafter's `owns_…` flag is False and
     the caller must `share` the target's. Raises DrafterError on missing or misshapen tensors.
@@ -42,7 +48,7 @@ def load(path: Path) -> Eagle3Drafter:
 
     from drafters.eagle3 import Eagle3Drafter
 
-    spec = load_spec(path)
+    spec = load_spec(path, target)
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(path):
         tensors.update(load_file(file))

@@ -342,11 +342,12 @@ def test_what_is_assumed_is_said(
     tmp_path: Path,
 ) -> None:
     folder = unmarked(tmp_path, ids, midlayer=midlayer)
-    target = None
+    place = None
     if architecture:
-        target = read_target(target_folder(tmp_path / "t", architectures=[architecture]))
-    seen = read_folder(folder, target)
+        place = target_folder(tmp_path / "t", architectures=[architecture])
+    seen = read_folder(folder, read_target(place) if place else None)
     assert seen.spec.aux_layers == indices
+    assert checkpoint.load_spec(folder, place).aux_layers == indices
     assert not seen.certain and said in seen.why
 
 
