@@ -7,18 +7,20 @@ what is accepted of it there must be what was expected of the checkpoint.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import msgspec
 
-from drafters.formats import for_engine
+from drafters.convert import convert
+from drafters.engines import ENGINES, Engine
+from drafters.formats import Destination
 from drafters.headers import read_headers, read_json
+from drafters.reading import neutral_name
 from drafters.spec import DrafterError
-from drafters.validate import misfits
+from drafters.validate import validate
 from engines.base import EngineUsageError
 from engines.reference.config import read_config
 from harness.errors import GateFailed
@@ -35,8 +37,6 @@ from training.targets import target_folder
 
 STAGE: Stage = "export"
 MANIFEST = "manifest.json"
-Format = Literal["vllm", "sglang", "speculators"]
-Engine = Literal["vllm", "sglang"]
 SERVED = 8
 """Prompts that a loaded export answers."""
 LARGEST_GAP = 0.1
@@ -46,7 +46,7 @@ LARGEST_GAP = 0.1
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
     """One format's folder: its files by SHA-256 and size, and the layer ids written in it."""
 
-    format: Format
+    format: Destination
     folder: str
     files: dict[str, str]
     bytes: int
@@ -112,29 +112,17 @@ def _written(
     return exports, checks
 
 
-def write_format(source: Path, to: Format, target: Path, out: Path) -> None:
+def write_format(source: Path, to: Destination, target: Path, out: Path) -> None:
     """Write the drafter in `source` to `out` in the form that `to` reads, whole or not at all.
 
     Raises `DrafterError` where the form cannot hold the drafter.
     """
-    if to == "speculators":
-        raise DrafterError("speculators: this form is not written yet")
     shutil.rmtree(out, ignore_errors=True)  # what an interrupted export left
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    for_engine(source, to, target, partial)
-    for file in partial.iterdir():
-        if file.is_symlink():  # an export stands by itself
-            whole = file.resolve()
-            file.unlink()
-            try:
-                os.link(whole, file)
-            except OSError:  # another file system
-                shutil.copyfile(whole, file)
-    os.replace(partial, out)
+    for note_ in convert(source.resolve(), to, out, target_path=target).notes:
+        note(f"export: {to}: {note_}")
 
 
-def describe(name: Format, out: Path) -> Exported:
+def describe(name: Destination, out: Path) -> Exported:
     """The manifest's entry of a written format."""
     files = sorted(path for path in out.iterdir() if path.is_file())
     return Exported(
@@ -153,19 +141,28 @@ def _layer_ids(folder: Path) -> tuple[int, ...] | None:
     return tuple(int(i) for i in ids) if ids else None
 
 
-def check_format(source: Path, name: Format, target: Path, out: Path) -> list[Check]:
+def check_format(source: Path, name: Destination, target: Path, out: Path) -> list[Check]:
     """Whether the folder holds the checkpoint's very tensors and fits the target."""
-    problems = list(misfits(out, target))
+    engine: Engine | None = name if name in ENGINES else None
+    found = validate(out, target, engine=engine)
+    errors = [finding for finding in found if finding.severity == "error"]
+    warnings = [finding for finding in found if finding.severity == "warning"]
     differing = list(different_tensors(source, out))
     return [
         Check(
-            name=f"{name}: findings against the target",
-            passed=not problems,
-            value=len(problems),
+            name=f"{name}: errors against the target",
+            passed=not errors,
+            value=len(errors),
             limit=0,
             relation="==",
-            reason=problems[0] if problems else "",
+            reason=errors[0].line() if errors else "",
             advice=f"run `python -m drafters validate {out} --target {target}`",
+        ),
+        Check(
+            name=f"{name}: warnings",
+            passed=True,
+            value=len(warnings),
+            reason=warnings[0].line() if warnings else "",
         ),
         Check(
             name=f"{name}: tensors that are not the checkpoint's",
@@ -195,8 +192,9 @@ Place = tuple[Path, str]
 def _tensors(folder: Path) -> dict[str, Place]:
     """Where each tensor lies, by its neutral name."""
     return {
-        name.removeprefix("model.").replace("midlayer.", "layers.0."): (header.file, name)
+        neutral_name(name): (header.file, name)
         for name, header in read_headers(folder).items()
+        if not name.startswith("verifier_")
     }
 
 
@@ -211,7 +209,7 @@ def _equal(ours: Place, theirs: Place) -> bool:
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def _refused(name: Format, error: DrafterError) -> Check:
+def _refused(name: Destination, error: DrafterError) -> Check:
     return Check(
         name=f"{name}: written",
         passed=False,
@@ -222,10 +220,10 @@ def _refused(name: Format, error: DrafterError) -> Check:
 
 
 def _loaded(
-    plan: TrainingPlan, work: Path, target: Path, folder: Path, name: Format
+    plan: TrainingPlan, work: Path, target: Path, folder: Path, name: Destination
 ) -> list[Check]:
     """The export in its engine: the first prompts of the evaluation, against what they expect."""
-    if name not in get_args(Engine):
+    if name not in ENGINES:
         return []
     held, expected = evaluated_prompts(plan, work, read_config(target).max_positions)
     context = context_of(plan, read_config(target).max_positions)
