@@ -22,13 +22,14 @@ import pytest
 from training.folders import NAMES, STAGES, Stage
 
 SETS = (
-    "workload.num_prompts=14",
+    "workload.num_prompts=20",
     "generate.max_tokens=40",
     "generate.concurrency=1",  # so that the order of the samples is the order of the prompts
     "capture.shard_tokens=200",
-    "train.epochs=3",
-    "train.batch_tokens=512",
-    "train.checkpoint_every=2",
+    "train.epochs=14",  # enough for a few accepted draft tokens: the gate wants more than none
+    "train.batch_tokens=256",
+    "train.checkpoint_every=16",
+    "train.validate_every=16",
     "train.held_out=0.2",
     "train.serve_check=2",
     "evaluate.prompts=4",
