@@ -121,7 +121,7 @@ def captured(
     that is not known.
     """
     if not ids:
-        return None if layers is None else default_layers(layers)
+        return None if layers is None else tuple(sorted(set(default_layers(layers))))
     convention: Convention = "sglang" if engine == "sglang" else "vllm"
     return tuple(sorted(set(to_index(convention, ids, family, layers))))
 
