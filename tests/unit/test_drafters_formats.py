@@ -10,6 +10,7 @@ import pytest
 import torch
 from drafter_folders import (
     LAYERS,
+    VOCAB,
     as_old_trainer,
     edit,
     folder_of,
@@ -260,6 +261,21 @@ def test_a_head_that_no_engine_can_fill_in_is_refused(tmp_path: Path) -> None:
         convert(source, "vllm", tmp_path / "out")
     with pytest.raises(DrafterError, match="name it with --target"):
         convert(source, "speculators", tmp_path / "out")
+
+
+def test_an_mla_head_without_its_own_lm_head_shares_the_targets_in_sglang(tmp_path: Path) -> None:
+    """SGLang's MLA drafter does so only where no draft vocabulary is named."""
+    source = folder_of(mla_spec(draft_vocab_size=VOCAB), tmp_path / "d")
+    rewrite(source, lm_head__weight=None)
+    made = convert(source, "sglang", tmp_path / "out")
+    assert "draft_vocab_size" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    assert made.spec.draft_vocab_size == VOCAB
+    folder_of(plain_spec(draft_vocab_size=VOCAB), tmp_path / "llama")
+    rewrite(tmp_path / "llama", lm_head__weight=None)
+    with pytest.raises(DrafterError, match="Llama drafter would leave it random"):
+        convert(
+            tmp_path / "llama", "sglang", tmp_path / "no", target_path=target_folder(tmp_path / "t")
+        )
 
 
 def test_a_folder_in_use_is_not_written_over(tmp_path: Path) -> None:
