@@ -272,10 +272,9 @@ def test_an_mla_head_without_its_own_lm_head_shares_the_targets_in_sglang(tmp_pa
     assert made.spec.draft_vocab_size == VOCAB
     folder_of(plain_spec(draft_vocab_size=VOCAB), tmp_path / "llama")
     rewrite(tmp_path / "llama", lm_head__weight=None)
+    target = target_folder(tmp_path / "t")
     with pytest.raises(DrafterError, match="Llama drafter would leave it random"):
-        convert(
-            tmp_path / "llama", "sglang", tmp_path / "no", target_path=target_folder(tmp_path / "t")
-        )
+        convert(tmp_path / "llama", "sglang", tmp_path / "no", target_path=target)
 
 
 def test_a_folder_in_use_is_not_written_over(tmp_path: Path) -> None:
