@@ -30,7 +30,7 @@ from drafters.convert import convert
 from drafters.engines import gaps, readings
 from drafters.formats import Destination
 from drafters.headers import read_headers
-from drafters.reading import Stated, neutral_name, read_folder, read_target
+from drafters.reading import Stated, describe_ids, neutral_name, read_folder, read_target
 from drafters.spec import DrafterError, DrafterSpec
 from drafters.speculators import why_not_held
 
@@ -174,6 +174,8 @@ def test_the_written_ids_are_each_engines_own(tmp_path: Path) -> None:
         assert made.written_ids == ids
         assert made.spec.aux_layers == (2, 4, 5)
         again = read_folder(tmp_path / f"out-{name}", read_target(target))
+        assert again.certain and again.convention == ("sglang" if to == "sglang" else "vllm")
+        assert f"{ids} in {'SGLang' if to == 'sglang' else 'vLLM'}" in describe_ids(again)
         right = [r.right for r in readings(again, read_target(target)) if r.engine == to]
         assert right in ([True], [])  # no engine is called speculators
 
