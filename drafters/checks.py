@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from drafters.engines import ENGINES, LABELS, Engine, Reading, gaps, readings
+from drafters.engines import ENGINES, LABELS, Engine, Reading, gaps, label, readings
 from drafters.findings import Finding, Severity
-from drafters.flat import FLAGS, KNOWN_ROPES, eagle_config, one_id, rope_of
+from drafters.flat import FLAGS, IDS, KNOWN_ROPES, eagle_config, one_id, rope_of
 from drafters.reading import FORMAT_NAMES, Checkpoint, Target, describe_ids
 
 Engines = tuple[Engine, ...]
@@ -138,6 +138,16 @@ def check_ids(checkpoint: Checkpoint, target: Target | None) -> Iterator[Finding
             remedy="add the ids the drafter was trained on, or give them with --layer-ids",
         )
         return
+    top, inner = checkpoint.flat.get(IDS), eagle_config(checkpoint.flat).get(IDS)
+    if top and inner and top != inner:
+        yield _finding(
+            checkpoint,
+            "error",
+            "ids_conflict",
+            f"the layer ids are {top} at the top level and {inner} in eagle_config",
+            "vLLM takes the first, SGLang the second",
+            "keep those that the drafter was trained on",
+        )
     fed = len(checkpoint.spec.aux_layers)
     if fed != checkpoint.num_aux:
         yield _finding(
@@ -316,7 +326,7 @@ def _heads(checkpoint: Checkpoint, target: Target) -> Iterator[Finding]:
 
 def _reading(checkpoint: Checkpoint, reading: Reading) -> Iterator[Finding]:
     """What an engine would make of the folder as it is."""
-    name, trained = LABELS[reading.engine], list(checkpoint.spec.aux_layers)
+    name, trained = label(reading), list(checkpoint.spec.aux_layers)
     repair = f"python -m drafters convert {checkpoint.path} --to {reading.engine} --out DIR"
     if reading.problem is not None:
         yield _finding(
@@ -327,16 +337,19 @@ def _reading(checkpoint: Checkpoint, reading: Reading) -> Iterator[Finding]:
             f"the folder is {FORMAT_NAMES[checkpoint.format]}",
             repair,
         )
-    elif reading.right is False:
-        given = "no ids, so its default" if reading.ids is None else f"the ids {reading.ids}"
-        target = {"deepseek": " of a DeepSeek-type target", "llama": " of a Llama-type target"}
-        yield _finding(
-            checkpoint,
-            "warning",
-            "ids_misread",
-            f"given this folder as it is, {name} reads {given} and captures {reading.captured}"
-            + (target.get(reading.family, "") if checkpoint.family is None else "")
-            + f"; the drafter was trained on {trained}",
-            "one layer off costs most of the acceptance, and no log says so",
-            f"{repair} (a harness run does it by itself)",
-        )
+        return
+    if reading.right is True or not trained or (reading.right is None and reading.runner is None):
+        return
+    given = "no ids, so its default" if reading.ids is None else f"the ids {reading.ids}"
+    fed = "depends on the target" if reading.captured is None else str(reading.captured)
+    kinds = {"deepseek": " of a DeepSeek-type target", "llama": " of a Llama-type target"}
+    kind = kinds.get(reading.family, "") if checkpoint.family is None else ""
+    yield _finding(
+        checkpoint,
+        "warning",
+        "ids_misread",
+        f"given this folder as it is, {name} reads {given}, and captures {fed}{kind}; the drafter "
+        f"was trained on {trained}",
+        "one layer off costs most of the acceptance, and no log says so",
+        f"{repair} (a harness run does it by itself)",
+    )

@@ -1,7 +1,8 @@
 """What each engine would make of a drafter's folder as it stands, and what none of them can hold.
 
 Read against vLLM 0.32 (`models/llama_eagle3.py`, `deepseek_eagle3.py`,
-`v1/spec_decode/llm_base_proposer.py`) and SGLang 0.5.23 (`models/llama_eagle3.py`,
+`v1/spec_decode/llm_base_proposer.py`, `v1/worker/gpu_model_runner.py`,
+`v1/worker/gpu/spec_decode/eagle/eagle3_utils.py`) and SGLang 0.5.23 (`models/llama_eagle3.py`,
 `kimi_k25_eagle3.py`, `speculative/eagle_worker_v2.py`).
 """
 
@@ -19,6 +20,8 @@ from drafters.reading import Checkpoint, Target
 Engine = Literal["vllm", "sglang"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 LABELS: dict[Engine, str] = {"vllm": "vLLM", "sglang": "SGLang"}
+Runner = Literal["V1", "V2"]
+"""vLLM's model runners. V2 is its default wherever Triton runs, so on GPUs; V1 serves on CPUs."""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,14 +30,22 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     `ids`: what it reads, None where it finds none and takes its default. `captured`: indices, None
     where not known (default layers of an unknown target, or the folder cannot be read at all:
     then `problem` says why). `right`: whether these are the drafter's layers, None if unknown.
+    `runner`: set where vLLM's two model runners read the folder differently.
     """
 
     engine: Engine
+    runner: Runner | None = None
     family: Family
     ids: list[int] | None
     captured: list[int] | None
     right: bool | None
     problem: str | None = None
+
+
+def label(reading: Reading) -> str:
+    """The engine's name, and its model runner's where that matters."""
+    name = LABELS[reading.engine]
+    return name if reading.runner is None else f"{name} (model runner {reading.runner})"
 
 
 def readings(checkpoint: Checkpoint, target: Target | None) -> list[Reading]:
@@ -45,24 +56,41 @@ def readings(checkpoint: Checkpoint, target: Target | None) -> list[Reading]:
     layers = target.layers if target else None
     known = checkpoint.family
     families: tuple[Family, ...] = (known,) if known else FAMILIES[::2]
-    found = [_reading(engine, checkpoint, f, layers) for engine in ENGINES for f in families]
-    return found if known else [r for r in found if r.engine != "vllm" or r.family == "llama"]
+    found = _vllm_readings(checkpoint, known or "llama", layers)
+    return found + [_reading(checkpoint, "sglang", family, layers) for family in families]
 
 
-def _reading(engine: Engine, checkpoint: Checkpoint, family: Family, layers: int | None) -> Reading:
+def _vllm_readings(checkpoint: Checkpoint, family: Family, layers: int | None) -> list[Reading]:
+    """One, or two where vLLM's model runners differ."""
+    one = _reading(checkpoint, "vllm", family, layers, "V1")
+    two = _reading(checkpoint, "vllm", family, layers, "V2")
+    if one.captured == two.captured:
+        return [msgspec.structs.replace(one, runner=None)]
+    return [one, two]
+
+
+def _reading(
+    checkpoint: Checkpoint,
+    engine: Engine,
+    family: Family,
+    layers: int | None,
+    runner: Runner | None = None,
+) -> Reading:
     problem = _unreadable(engine, checkpoint)
     if problem is not None:
         return Reading(
             engine=engine, family=family, ids=None, captured=None, right=None, problem=problem
         )
-    flat = checkpoint.flat
-    ids = eagle_config(flat).get(IDS)
-    if engine == "vllm":
-        ids = flat.get(IDS) or ids
+    flat, inner = checkpoint.flat, eagle_config(checkpoint.flat)
+    if engine == "sglang":
+        ids = inner.get(IDS)
+    else:
+        ids = flat.get(IDS) or inner.get(IDS if runner == "V1" else "layer_ids")
     fed = captured(engine, ids, family, layers)
     trained = checkpoint.spec.aux_layers
     return Reading(
         engine=engine,
+        runner=runner,
         family=family,
         ids=list(ids) if ids else None,
         captured=None if fed is None else list(fed),

@@ -109,8 +109,14 @@ def to_config(spec: DrafterSpec, ids: list[int] | None = None) -> dict[str, Any]
 def with_layers(
     config: dict[str, Any], spec: DrafterSpec, ids: list[int], reader: Literal["vllm", "sglang"]
 ) -> dict[str, Any]:
-    """A flat config with everything that engines read of aux layers and norms said explicitly."""
+    """A flat config with everything that engines read of aux layers and norms said explicitly.
+
+    vLLM's model runner V2 looks for the ids at the top level alone, its V1 there first; SGLang
+    looks for them in `eagle_config` alone.
+    """
     kept = {key: value for key, value in config.items() if key not in (IDS, "use_aux_norm")}
+    if reader == "vllm":
+        kept[IDS] = ids
     return {
         **kept,
         "num_aux_hidden_states": len(ids),  # vLLM takes fc's width from here

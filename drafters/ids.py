@@ -25,7 +25,7 @@ CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
 Family = Literal["deepseek", "gpt-oss", "llama"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 FAMILY_NAMES: dict[Family, str] = {
-    "deepseek": "DeepSeek, Kimi, GLM-4-lite",
+    "deepseek": "DeepSeek, Kimi-K2",
     "gpt-oss": "gpt-oss",
     "llama": "Llama, Qwen, others",
 }
@@ -121,7 +121,7 @@ def captured(
     that is not known.
     """
     if not ids:
-        return None if layers is None else default_layers(layers)
+        return None if layers is None else tuple(sorted(set(default_layers(layers))))
     convention: Convention = "sglang" if engine == "sglang" else "vllm"
     return tuple(sorted(set(to_index(convention, ids, family, layers))))
 

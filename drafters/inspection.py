@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from drafters.check_weights import Vocabulary
-from drafters.engines import LABELS, Reading, readings
+from drafters.engines import Reading, label, readings
 from drafters.findings import plain
 from drafters.flat import FLAGS
 from drafters.ids import FAMILY_NAMES, Convention, Family
@@ -176,7 +176,7 @@ def _table(found: Inspection) -> list[str]:
         family = FAMILY_NAMES[reading.family]
         if reading.engine == "vllm" and not known:
             family = "any"
-        rows.append((LABELS[reading.engine], family, reads, fed, verdict))
+        rows.append((label(reading), family, reads, fed, verdict))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     text = ["given this folder as it is:"]
     for row in rows:

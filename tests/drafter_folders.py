@@ -164,8 +164,10 @@ def target_folder(path: Path, *, weights: bool = False, **changes: Any) -> Path:
 
 
 def edit(folder: Path, *drop: str, **changes: Any) -> None:
-    """Change config.json; `drop`: keys that go."""
+    """Change config.json; `drop`: keys that go. New ids in eagle_config are the only ones."""
     config = json.loads((folder / "config.json").read_text())
+    if "eagle_config" in changes:
+        drop = (*drop, "eagle_aux_hidden_state_layer_ids")
     kept = {key: value for key, value in config.items() if key not in drop}
     (folder / "config.json").write_text(json.dumps({**kept, **changes}))
 

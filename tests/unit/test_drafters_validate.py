@@ -198,6 +198,7 @@ CONFIGS: list[tuple[dict[str, Any], str, str]] = [
     ({"eagle_config": {}}, "error", "ids_missing"),
     ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4]}}, "error", "ids_number"),
     ({"num_aux_hidden_states": 2}, "error", "ids_number"),
+    ({"eagle_aux_hidden_state_layer_ids": [3, 5, 6]}, "error", "ids_conflict"),
     ({"eagle_config": ids}, "warning", "ids_assumed"),
     (
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, LAYERS + 1]}},
@@ -253,9 +254,34 @@ def test_a_folder_made_for_one_engine_is_misread_by_the_other(tmp_path: Path, ta
     convert(source, "sglang", tmp_path / "made", target_path=target)
     found = [f for f in validate(tmp_path / "made", target) if f.code == "ids_misread"]
     assert [f.severity for f in found] == ["warning"]
-    assert "vLLM reads the ids [1, 3, 4] and captures [1, 3, 4]" in found[0].what
+    assert "(model runner V1) reads the ids [1, 3, 4], and captures [1, 3, 4]" in found[0].what
     convert(source, "speculators", tmp_path / "lib", target_path=target)
     assert "format_unread" in codes(validate(tmp_path / "lib", target, engine="sglang"))
+
+
+def test_a_trainers_layers_are_misread_by_vllm(trainers: Path, target: Path) -> None:
+    """speculators 0.3 counts outputs, vLLM inputs; without ids vLLM takes its default."""
+    found = [f for f in validate(trainers, target, engine="vllm") if f.code == "ids_misread"]
+    assert "captures [1, 3, 4]; the drafter was trained on [2, 4, 5]" in found[0].what
+    edit(trainers, "eagle_aux_hidden_state_layer_ids")
+    assert "ids_missing" in codes(validate(trainers, target), "error")
+    found = validate(trainers, target, engine="vllm", stated=Stated(layers=(2, 4, 5)))
+    misread = [f for f in found if f.code == "ids_misread"]
+    assert "no ids, so its default, and captures [2, 4, 5]" in misread[0].what
+    assert "trained on [3, 5, 6]" in misread[0].what
+    assert "ids_missing" not in codes(found)
+
+
+def test_ids_that_vllms_runner_for_gpus_does_not_see_are_told(drafter: Path, target: Path) -> None:
+    """Published flat folders name them in eagle_config alone, where runner V2 does not look."""
+    assert "ids_misread" not in codes(validate(drafter, target, engine="vllm"))
+    edit(drafter, "eagle_aux_hidden_state_layer_ids")
+    edit(target, num_hidden_layers=16)
+    found = [f for f in validate(drafter, target, engine="vllm") if f.code == "ids_misread"]
+    assert len(found) == 1 and "model runner V2" in found[0].what
+    assert "captures [2, 8, 13]; the drafter was trained on [2, 4, 5]" in found[0].what
+    edit(target, num_hidden_layers=LAYERS)  # whose default is what it was trained on
+    assert "ids_misread" not in codes(validate(drafter, target, engine="vllm"))
 
 
 def test_without_a_target_less_is_said(drafter: Path) -> None:
