@@ -166,7 +166,7 @@ def _all_losses(job: _Job, normed: Tensor, head: Tensor, grads: _Grads) -> tuple
         logits = _product(states.flatten(0, 1), head).unflatten(0, rows.shape)  # [J, C, D]
         best, tokens = logits.max(-1)
         counted = plan.valid[:, part] & job.wanted.inside[part]
-        cross = (aim.p * logits).sum(-1)
+        cross = torch.einsum("cd,jcd->jc", aim.p, logits)
         q = torch.softmax(logits, -1)
         total = best - q.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log()  # log-sum-exp
         sums += torch.where(counted, total - cross - aim.entropy, 0.0).sum(1)
