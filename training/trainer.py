@@ -148,22 +148,16 @@ def drafter_loss(
     number of slots (see `loss_slots`).
     """
     steps = settings.ttt_steps
-    if drafter.t2d is not None:
-        captured = with_choice(captured, lm_head, steps)
-    plan = drafting(captured.batch, steps)
-    wanted = _wanted(drafter, captured, lm_head, plan)
-    slots = (plan.valid & wanted.inside).sum(1) if denominators is None else denominators
-    decay = settings.step_decay ** torch.arange(steps, dtype=torch.float32, device=slots.device)
     with autocast(captured.aux.device, settings.precision):
+        if drafter.t2d is not None:
+            captured = with_choice(captured, lm_head, steps)
+        plan = drafting(captured.batch, steps)
+        wanted = _wanted(drafter, captured, lm_head, plan)
+        slots = (plan.valid & wanted.inside).sum(1) if denominators is None else denominators
+        decay = settings.step_decay ** torch.arange(steps, device=slots.device).float()
+        weights = decay / decay.sum() / slots.clamp_min(1)
         normed = _states(drafter, captured, plan, settings, generator)
-        result = head_loss(
-            drafter,
-            normed,
-            plan,
-            wanted,
-            kind=settings.loss,
-            weights=decay / decay.sum() / slots.clamp_min(1),
-        )
+        result = head_loss(drafter, normed, plan, wanted, kind=settings.loss, weights=weights)
     return StepResult(loss=result.loss, counts=count(plan, wanted.inside, result))
 
 
