@@ -19,11 +19,11 @@ from training.folders import VOCAB_FILE, Stage, stage_folder
 from training.gate import Check, Gate, passed_gate, read_gate, said, write_gate, write_whole
 from training.generate.made_from import differences
 from training.generate.shards import locked
-from training.generate.target import target_digest, target_folder, target_identity
 from training.generate.text import TargetText, read_text, vocab_size
 from training.plan import TrainingPlan
 from training.progress import note
 from training.samples import read_samples
+from training.targets import target_digest, target_folder, target_identity
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,10 +18,10 @@ from training import vocab
 from training.folders import VOCAB_FILE, stage_folder
 from training.gate import Gate, write_gate
 from training.generate.shards import ShardWriter
-from training.generate.target import target_digest, target_identity
 from training.generate.text import read_text
 from training.plan import HeadSection, TargetSection, TrainingPlan, VocabSection
 from training.samples import Sample
+from training.targets import target_digest, target_identity
 
 
 @st.composite

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from array import array
 from pathlib import Path
 
@@ -12,12 +10,13 @@ import msgspec
 from engines.base import EngineUsageError
 from engines.capture.base import CaptureSpec
 from engines.capture.target import TargetFacts, check_layers, target_facts
-from harness.errors import EngineFailure, UsageError
+from harness.errors import UsageError
 from training import samples as sample_files
 from training.capture.store import Layout
 from training.folders import stage_folder
 from training.gate import passed_gate
 from training.plan import TrainingPlan
+from training.targets import target_digest, target_folder, target_identity
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,22 +89,6 @@ def _check_ids(sample: str, token_ids: tuple[int, ...], facts: TargetFacts) -> N
         )
 
 
-def target_folder(plan: TrainingPlan) -> Path:
-    """The plan's target, else the demo pair's, made where it is missing."""
-    if plan.target.path is not None:
-        return Path(plan.target.path).expanduser()
-    from training.demo import pair
-
-    target, drafter = pair.configs(plan.demo.target, plan.demo.drafter)
-    folder = pair.pair_folder(target)
-    try:
-        if not pair.target_ready(folder):
-            folder = pair.make(target, drafter)
-    except pair.PairError as error:
-        raise EngineFailure(str(error)) from None
-    return folder / "target"
-
-
 def chosen_layers(plan: TrainingPlan, facts: TargetFacts) -> tuple[int, ...]:
     """The plan's aux layers; else of a drafter that is finetuned its own, else (2, L/2, L - 3)."""
     if plan.capture.aux_layers is not None:
@@ -113,12 +96,9 @@ def chosen_layers(plan: TrainingPlan, facts: TargetFacts) -> tuple[int, ...]:
             raise UsageError("capture.aux_layers: name at least one layer")
         return plan.capture.aux_layers
     if plan.drafter.finetune is not None:
-        from drafters.formats import from_config
-        from drafters.headers import read_headers, read_json
+        from drafters.checkpoint import load_spec
 
-        folder = Path(plan.drafter.finetune).expanduser()
-        path = folder / "config.json"
-        return from_config(read_json(path), read_headers(folder), path).aux_layers
+        return load_spec(Path(plan.drafter.finetune).expanduser()).aux_layers
     layers = (2, facts.layers // 2, facts.layers - 3)
     if len(set(layers)) < 3 or min(layers) < 1:
         raise UsageError(
@@ -128,20 +108,12 @@ def chosen_layers(plan: TrainingPlan, facts: TargetFacts) -> tuple[int, ...]:
     return layers
 
 
-def target_digest(folder: Path) -> str:
-    """Of the config, and of the weight files' names and sizes: the same wherever they lie."""
-    files = sorted((file.name, file.stat().st_size) for file in folder.glob("*.safetensors"))
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    digest.update(json.dumps(files).encode())
-    return digest.hexdigest()[:16]
-
-
 def made_from(plan: TrainingPlan, inputs: Inputs) -> dict[str, str]:
     """What decides the states, by name; limits and buffers are left out, for they do not."""
     capture, engine = plan.capture, plan.engine
     return {
         "samples": inputs.digest,
-        "target": target_digest(inputs.target.folder),
+        "target": target_digest(target_identity(inputs.target.folder)),
         "capture.aux_layers": str(list(inputs.layout.aux_layers)),
         "capture.engine": capture.engine,
         "capture.dtype": capture.dtype,

@@ -16,8 +16,7 @@ from training.held_out import held_out_prompts
 from training.plan import TrainingPlan
 from training.progress import note
 from training.samples import Sample, read_samples
-
-LONGEST_CONTEXT = 4096
+from training.targets import LONGEST_CONTEXT
 
 
 def context_of(plan: TrainingPlan, positions: int) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from harness.errors import UsageError, one_line
 from training.gate import write_whole
-from training.generate.target import target_digest
+from training.targets import target_digest
 
 BEGUN = "made_from.json"
 

@@ -21,9 +21,9 @@ from harness.load.streaming.origin import Origin
 from harness.load.streaming.plain import plain_client
 from harness.load.streaming.pool import check_client
 from training.generate.meter import PLAIN_EVERY_S
-from training.generate.target import LONGEST_CONTEXT
 from training.plan import TrainingPlan
 from training.progress import note
+from training.targets import LONGEST_CONTEXT
 
 ASK_S = 10.0
 

@@ -26,12 +26,12 @@ from training.generate.meter import Meter, Pace
 from training.generate.server import check_server, context_for, own_context, serving
 from training.generate.shards import ShardWriter, locked
 from training.generate.stopping import stoppable
-from training.generate.target import demo_pair, target_folder, target_identity
 from training.generate.text import TargetText, read_text
 from training.generate.wanted import Talk, Wanted, answered, talks, wanted_samples
 from training.plan import TrainingPlan
 from training.progress import note
 from training.samples import read_samples, shard_paths, whole_lines
+from training.targets import demo_folder, target_folder, target_identity
 
 STAGE: Stage = "generate"
 MANIFEST = "manifest.json"
@@ -89,7 +89,7 @@ def prompts_of(plan: TrainingPlan, target: Path) -> list[Prompt]:
             "workload.ignore_eos=true: answers would go on behind their end, and a drafter would "
             "learn that; leave it out"
         )
-    demo = demo_pair(plan) / "prompts.jsonl" if workload.dataset == "demo" else None
+    demo = demo_folder(plan) / "prompts.jsonl" if workload.dataset == "demo" else None
     try:
         prompts = load_prompts(
             workload,
