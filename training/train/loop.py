@@ -1,0 +1,321 @@
+"""The training loop: updates, checkpoints, and how it ends.
+
+Everything that decides the weights is a function of plan, data and position, so that a training
+that was stopped, or killed, ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import torch
+from torch import Tensor
+
+from drafters.eagle3 import Eagle3Drafter
+from training.errors import TrainingError
+from training.train import checkpoints as disk
+from training.train.console import Console, clock
+from training.train.examine import read_examination
+from training.train.feed import Feed, LoadedRow, outside_share, to_device, with_noise
+from training.train.guard import SpikeRule, Starvation, not_finite
+from training.train.job import Job
+from training.train.judge import Judge
+from training.train.machine import Machine, rows_of
+from training.train.metrics import Metrics, peak_memory
+from training.train.objective import drafted_tokens
+from training.train.optimizer import rate
+from training.train.parallel import World, from_first, total
+from training.train.rows import Update
+from training.train.stopping import Stop
+
+SHOWN_IDS = 8
+SLOW_TOLD_S = 60.0
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What one update showed, over all processes; `outside`: share of undraftable answer tokens."""
+
+    loss: float
+    accuracy: tuple[float, ...]
+    tokens: int
+    outside: float | None
+    row_losses: tuple[float, ...]
+
+
+def train(job: Job, world: World, console: Console, stop: Stop) -> None:
+    """Train from the last checkpoint, or from the beginning, to the end of the plan.
+
+    Raises `TrainingError` (with what was kept) where it cannot go on, KeyboardInterrupt after the
+    checkpoint that a signal asked for.
+    """
+    found = disk.all_checkpoints(job.folder) if world.first else []
+    latest = from_first(found[-1] if found else None, world)
+    machine = Machine(job, world, console)
+    machine.set_up(latest)
+    done = machine.position.update
+    metrics = Metrics(job.folder, resumed_at=done) if world.first else None
+    try:
+        with stop.listening():
+            loop = Loop(machine, metrics, stop)
+            loop.judge.baseline()
+            if latest is not None and _due(latest, world):
+                loop.judge.examine(latest)
+            loop.run()
+    finally:
+        if metrics is not None:
+            metrics.close()
+
+
+def _due(checkpoint: Path, world: World) -> bool:
+    """Whether a checkpoint should have been examined and was not: the run was killed over it."""
+    due = False
+    if world.first:
+        due = disk.read_state(checkpoint).scheduled and read_examination(checkpoint) is None
+    return from_first(due, world)
+
+
+class Loop:
+    """The updates of one process."""
+
+    def __init__(self, machine: Machine, metrics: Metrics | None, stop: Stop) -> None:
+        self.machine, self.metrics, self.stop = machine, metrics, stop
+        self.job, self.world, self.console = machine.job, machine.world, machine.console
+        self.section, self.position = machine.section, machine.position
+        self.judge = Judge(machine, metrics, stop)
+        self.spikes = SpikeRule(machine.losses)
+        self.starved = Starvation()
+        self.begun, self.first = time.perf_counter(), self.position.update
+        self._slow_told = 0.0
+
+    def run(self) -> None:
+        """All epochs from where the training stands."""
+        while self.position.epoch < self.section.epochs:
+            updates = self.machine.updates(self.position.epoch)[self.position.in_epoch :]
+            rows = list(rows_of(updates, self.world))
+            name = f"epoch {self.position.epoch + 1}/{self.section.epochs}"
+            self.console.doing(f"{name}: {len(updates)} updates, the first is under way")
+            vocabulary = self.job.facts.vocab_size
+            feed = Feed(self.job.source, rows, vocabulary, self.machine.waiting)
+            try:
+                self._epoch(updates, feed)
+            finally:
+                feed.close()
+
+    def _epoch(self, updates: Sequence[Update], feed: Feed) -> None:
+        rows = iter(feed)
+        for update in updates:
+            begun, waited = time.perf_counter(), feed.waited
+            figures = self._guarded(update, rows)
+            factor = rate(self.position.update, self.machine.all_updates, self.section)
+            norm = self._check(update, figures)
+            lr = self.machine.optimizer.step(factor)
+            self._advance(figures)
+            seconds = time.perf_counter() - begun
+            self._record(figures, norm, lr, seconds, feed.waited - waited)
+            starving = self._starving(seconds, feed.waited - waited)
+            self._between(figures, update, starving)
+
+    # -- one update --------------------------------------------------------------------------
+
+    def _guarded(self, update: Update, rows: Iterator[LoadedRow]) -> Figures:
+        """The update's gradients; what goes wrong is told with update, samples and checkpoint."""
+        try:
+            return self._gradients(update, rows)
+        except TrainingError as error:
+            self._fail(str(error), update, symmetric=False)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self._fail(self._memory(update, error), update, symmetric=False)
+        except RuntimeError as error:
+            if "allocate memory" not in str(error):
+                raise
+            self._fail(self._memory(update, error), update, symmetric=False)
+
+    def _memory(self, update: Update, error: BaseException) -> str:
+        longest = max(row.tokens for row in update)
+        return (
+            f"out of memory on a row of up to {longest} tokens ({type(error).__name__}): lower "
+            "train.row_tokens or capture.max_length, or set train.gradient_checkpointing"
+        )
+
+    def _gradients(self, update: Update, rows: Iterator[LoadedRow]) -> Figures:
+        """Sum the loss's gradients over the update's rows, then divide by all slots."""
+        mine = len(update[self.world.rank :: self.world.size])
+        steps = self.section.ttt_steps
+        sums = [0.0] * (5 + steps)  # slots, tokens, outside, answers, loss, right by TTT step
+        losses = [0.0] * len(update)
+        for i in range(max(mine, 1)):
+            row = next(rows) if mine else None
+            last = i == max(mine, 1) - 1
+            loss, accuracy = self._row(row, last=last)
+            if row is None:
+                continue
+            losses[self.world.rank + i * self.world.size] = loss
+            outside, answers = outside_share(row.captured, self.t2d)
+            slots = row.slots if drafted_tokens(row, steps) else 0
+            right = [slots * a for a in accuracy]
+            added = [slots, row.row.tokens, outside, answers, slots * loss, *right]
+            sums = [a + b for a, b in zip(sums, added, strict=True)]
+        values = total([*sums, *losses], self.world)
+        # DDP and FSDP give the mean of the processes' sums
+        self.machine.optimizer.scale_gradients(self.world.size / max(values[0], 1.0))
+        return _figures(values[: len(sums)], values[len(sums) :])
+
+    @property
+    def t2d(self) -> Tensor | None:
+        """True for target ids that can be drafted, on the CPU."""
+        table = self.machine.replica.drafter.t2d
+        return None if table is None else table.cpu()
+
+    def _row(self, row: LoadedRow | None, *, last: bool) -> tuple[float, list[float]]:
+        """Add a row's gradients; its mean loss and accuracies. No row: only take part."""
+        replica, objective = self.machine.replica, self.machine.objective
+        steps = self.section.ttt_steps
+        if row is None or not drafted_tokens(row, steps):
+            replica.run(_nothing, last=last).backward()
+            return 0.0, [0.0] * steps
+        captured = to_device(row.captured, self.world.device, objective.dtype)
+        place = (self.section.seed, self.position.epoch, row.row.number)
+        captured = with_noise(captured, len(self.job.source.aux_layers), self.section.noise, place)
+
+        def work(drafter: Eagle3Drafter) -> tuple[Tensor, list[float]]:
+            return objective.loss(drafter, captured)
+
+        loss, accuracy = replica.run(work, last=last)
+        (loss * row.slots).backward()
+        return float(loss.detach()), accuracy
+
+    def _check(self, update: Update, figures: Figures) -> float:
+        """The norm of the gradients, clipped; ends the training where something is no number."""
+        norm = self.machine.optimizer.clip()
+        bad = not_finite(figures.row_losses, norm)
+        if bad is not None:
+            what = "the loss" if bad else "the gradient"
+            rows = tuple(update[i] for i in bad) or update
+            self._fail(f"{what} is no finite number", rows, symmetric=True)
+        if self.spikes.add(figures.loss):
+            self._fail(
+                f"the loss jumped to {figures.loss:.4g} for three updates, far above the last "
+                f"{len(self.spikes.history)} (limit {self.spikes.limit():.4g}); lower train.lr or "
+                "look at these samples",
+                update,
+                symmetric=True,
+            )
+        return norm
+
+    def _fail(self, reason: str, rows: Update, *, symmetric: bool) -> NoReturn:
+        """End with one line; where all processes know, the first alone tells."""
+        if symmetric and not self.world.first:
+            raise SystemExit(TrainingError.exit_code)
+        ids = [self.job.source.sample_ids[i] for row in rows for i in row.indices]
+        more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
+        found = disk.all_checkpoints(self.job.folder)
+        kept = f"kept: {found[-1]}" if found else "no checkpoint was written before"
+        raise TrainingError(
+            f"update {self.position.update + 1} (epoch {self.position.epoch + 1}): {reason}; "
+            f"samples {', '.join(ids[:SHOWN_IDS])}{more}; {kept}"
+        )
+
+    # -- between updates ---------------------------------------------------------------------
+
+    def _advance(self, figures: Figures) -> None:
+        position = self.position
+        position.update += 1
+        position.in_epoch += 1
+        position.tokens += figures.tokens
+        if position.in_epoch == self.machine.epoch_updates[position.epoch]:
+            position.epoch, position.in_epoch = position.epoch + 1, 0
+
+    def _between(self, figures: Figures, update: Update, starving: float | None) -> None:
+        """Checkpoints and validations that are due, and the wish to stop."""
+        done = self.position.update
+        asked, starved = total([float(self.stop.asked), float(starving is not None)], self.world)
+        every = self.section.checkpoint_every
+        if self.position.in_epoch == 0 or (every and done % every == 0):
+            checkpoint = self.judge.save(self.spikes, scheduled=True)
+            if asked:
+                raise KeyboardInterrupt
+            self.judge.examine(checkpoint)
+        elif asked or starved:
+            self.judge.save(self.spikes, scheduled=False)
+            if asked:
+                raise KeyboardInterrupt
+        elif self.section.validate_every and done % self.section.validate_every == 0:
+            self.judge.validate()
+        if starved:
+            share = "" if starving is None else f" {starving:.0%} of"
+            self._fail(
+                f"starved of data: updates waited for states{share} the last minutes; put the "
+                "states on a faster disk, or give the engine that streams them more",
+                update,
+                symmetric=True,
+            )
+
+    def _starving(self, seconds: float, waited: float) -> float | None:
+        verdict = self.starved.add(seconds, waited)
+        if verdict is None:
+            return None
+        kind, share = verdict
+        if kind == "stop":
+            return share
+        if time.perf_counter() - self._slow_told > SLOW_TOLD_S:
+            self._slow_told = time.perf_counter()
+            self.console.say(f"train: {share:.0%} of the time is spent waiting for states")
+        return None
+
+    def _record(
+        self, figures: Figures, norm: float, lr: float, seconds: float, waited: float
+    ) -> None:
+        if self.metrics is None:
+            return
+        done, everything = self.position.update, self.machine.all_updates
+        memory = peak_memory(self.world.device)
+        speed = figures.tokens / max(seconds, 1e-9)
+        self.metrics.add(
+            "update",
+            done,
+            epoch=self.position.epoch if self.position.in_epoch else self.position.epoch - 1,
+            loss=figures.loss,
+            accuracy=figures.accuracy,
+            lr=lr,
+            grad_norm=norm,
+            tokens=figures.tokens,
+            tokens_per_s=speed,
+            seconds=seconds,
+            data_wait_s=waited,
+            outside_share=figures.outside,
+            memory_bytes=memory,
+        )
+        left = (time.perf_counter() - self.begun) / (done - self.first) * (everything - done)
+        shown = {
+            "loss": f"{figures.loss:.4f}",
+            "accuracy": " ".join(f"{a:.3f}" for a in figures.accuracy),
+            "lr": f"{lr:.3g}",
+            "grad norm": f"{norm:.3g}",
+            "tokens/s": f"{speed:,.0f}",
+            "data wait": f"{waited / max(seconds, 1e-9):.0%}",
+            "memory": f"{memory / 2**30:.2f} GiB",
+            "left": clock(left),
+        }
+        self.console.figures(f"update {done}/{everything}", shown, last=done == everything)
+
+
+def _nothing(drafter: Eagle3Drafter) -> Tensor:
+    """A loss of 0 that every trained parameter takes part in."""
+    parts = [(p * 0).sum() for p in drafter.parameters() if p.requires_grad]
+    return torch.stack(parts).sum()
+
+
+def _figures(sums: Sequence[float], row_losses: Sequence[float]) -> Figures:
+    slots, tokens, outside, answers, loss, *right = sums
+    weight = max(slots, 1.0)
+    return Figures(
+        loss=loss / weight,
+        accuracy=tuple(r / weight for r in right),
+        tokens=int(tokens),
+        outside=outside / answers if answers else None,
+        row_losses=tuple(row_losses),
+    )

@@ -1,0 +1,140 @@
+"""Held-out figures that serving will show: accuracies by draft step, and the engine's walk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from drafters.eagle3 import Eagle3Drafter
+from training.data import Batch
+from training.evaluate import DraftCounts, Span, draft_everywhere, walk_all
+from training.train.feed import LoadedRow
+from training.train.objective import Objective
+from training.train.parallel import World, total
+from training.trainer import Captured, drafted_slots, shift
+
+
+class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures over held-out samples; None where nothing was there to count.
+
+    `accuracy` by TTT step: fed the text's tokens, against the target's choice in its whole
+    vocabulary. `marginal` and `conditional` by draft step: fed the drafter's own tokens, against
+    the text; conditional on all earlier drafts being right. `acceptance_length` and
+    `acceptance_rate` at `k`, walked as an engine walks; tokens behind an answer's end are unknown
+    and count as not accepted.
+    """
+
+    samples: int
+    tokens: int
+    k: int
+    loss: float | None
+    accuracy: tuple[float, ...] | None
+    marginal: tuple[float | None, ...]
+    conditional: tuple[float | None, ...]
+    acceptance_length: float | None
+    acceptance_rate: float | None
+    position_rates: tuple[float, ...] | None
+
+
+class Tally:
+    """Counts of one process, to be added up over all."""
+
+    def __init__(self, k: int, ttt_steps: int) -> None:
+        self.k, self.ttt_steps = k, ttt_steps
+        self.samples = self.tokens = 0
+        self.weight = self.loss = 0.0
+        self.right = [0.0] * ttt_steps
+        self.slots, self.hits = [0] * k, [0] * k
+        self.eligible, self.all_right = [0] * k, [0] * k
+        self.counts = DraftCounts(drafts=0, drafted=0, accepted=0, per_position=(0,) * k)
+
+    def add_loss(self, row: LoadedRow, loss: float, accuracy: Sequence[float]) -> None:
+        """A row's mean loss and accuracies, weighted by its slots."""
+        self.samples += len(row.sample_ids)
+        self.tokens += row.row.tokens
+        if row.slots == 0:
+            return
+        self.weight += row.slots
+        self.loss += row.slots * loss
+        for step, value in enumerate(accuracy):
+            self.right[step] += row.slots * value
+
+    def add_drafts(self, row: LoadedRow, drafts: Tensor, batch: Batch) -> None:
+        """What the drafter proposes at every slot of a row, [1, length, k]."""
+        before = torch.ones_like(batch.loss_mask)
+        for step in range(self.k):
+            slots = drafted_slots(batch, step)
+            hit = (drafts[..., step] == shift(batch.ids, step + 2)) & slots
+            self.slots[step] += int(slots.sum())
+            self.hits[step] += int(hit.sum())
+            self.eligible[step] += int((slots & before).sum())
+            before = before & hit
+            self.all_right[step] += int(before.sum())
+        self.counts = self.counts + walk_all(drafts.cpu(), batch.ids.cpu(), spans(row))
+
+    def figures(self, world: World) -> HeldOut:
+        """The pooled figures of all processes."""
+        flat = [
+            *(self.samples, self.tokens, self.weight, self.loss),
+            *(self.counts.drafts, self.counts.drafted, self.counts.accepted),
+            *self.right,
+            *(n for group in self._by_step() for n in group),
+        ]
+        values = total(flat, world)
+        samples, tokens, weight, loss, drafts, drafted, accepted = values[:7]
+        right = values[7 : 7 + self.ttt_steps]
+        rest = values[7 + self.ttt_steps :]
+        groups = [rest[i * self.k : (i + 1) * self.k] for i in range(5)]
+        slots, hits, eligible, all_right, positions = groups
+        return HeldOut(
+            samples=int(samples),
+            tokens=int(tokens),
+            k=self.k,
+            loss=loss / weight if weight else None,
+            accuracy=tuple(r / weight for r in right) if weight else None,
+            marginal=_shares(hits, slots),
+            conditional=_shares(all_right, eligible),
+            acceptance_length=1 + accepted / drafts if drafts else None,
+            acceptance_rate=accepted / drafted if drafted else None,
+            position_rates=tuple(p / drafts for p in positions) if drafts else None,
+        )
+
+    def _by_step(self) -> tuple[Sequence[int], ...]:
+        return (
+            self.slots,
+            self.hits,
+            self.eligible,
+            self.all_right,
+            self.counts.per_position,
+        )
+
+
+def _shares(part: Sequence[float], whole: Sequence[float]) -> tuple[float | None, ...]:
+    return tuple(p / w if w else None for p, w in zip(part, whole, strict=True))
+
+
+def spans(row: LoadedRow) -> list[Span]:
+    """Where the answers of a row lie, for the walk; an answer without a prompt cannot be walked."""
+    return [
+        Span(row=0, begin=first, end=end, known=end)
+        for begin, first, end in row.places
+        if begin < first < end
+    ]
+
+
+def measure(
+    objective: Objective, tally: Tally, row: LoadedRow, captured: Captured
+) -> Callable[[Eagle3Drafter], None]:
+    """The work of validating one row (already on the device), for `Replica.look`."""
+
+    def work(drafter: Eagle3Drafter) -> None:
+        loss, accuracy = objective.loss(drafter, captured)
+        tally.add_loss(row, float(loss), accuracy)
+        with objective.precision():
+            drafts = draft_everywhere(drafter, captured, tally.k)
+        tally.add_drafts(row, drafts, captured.batch)
+
+    return work
