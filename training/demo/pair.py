@@ -52,9 +52,12 @@ _DRAFTER_SOURCES = (
     "drafters/formats.py",
     "drafters/headers.py",
     "drafters/spec.py",
+    "training/attention.py",
+    "training/counts.py",
     "training/evaluate.py",
     "training/loss.py",
     "training/trainer.py",
+    "training/unroll.py",
     "training/demo/drafter.py",
 )
 
