@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import torch
-from torch import Tensor
 
 from training.data import Document, collate
 from training.errors import TrainingError
@@ -29,11 +28,6 @@ class LoadedRow(msgspec.Struct, frozen=True, kw_only=True):
     sample_ids: tuple[str, ...]
     places: tuple[tuple[int, int, int], ...]
     captured: Captured
-
-    @property
-    def slots(self) -> int:
-        """Slots that carry loss in TTT step 0: tokens of answers, the first two of a text aside."""
-        return sum(max(0, end - max(first, begin + 2)) for begin, first, end in self.places)
 
 
 def load_row(row: Row, samples: Sequence[SampleStates], vocab_size: int) -> LoadedRow:
@@ -145,29 +139,3 @@ def to_device(captured: Captured, device: torch.device, dtype: torch.dtype) -> C
         aux=captured.aux.to(device, dtype),
         last_normed=captured.last_normed.to(device, dtype),
     )
-
-
-def with_noise(
-    captured: Captured, layers: int, half_width: float, seed: tuple[int, ...]
-) -> Captured:
-    """Uniform noise on the aux states, in units of each layer's root mean square in the row.
-
-    The noise is a function of `seed` (the row's place in the training) alone: what is drawn again
-    after a resume is the same.
-    """
-    if half_width == 0:
-        return captured
-    aux = captured.aux
-    generator = torch.Generator(aux.device).manual_seed(hash(seed) & (2**63 - 1))
-    noise = torch.rand(aux.shape, generator=generator, device=aux.device, dtype=torch.float32)
-    by_layer = aux.float().unflatten(-1, (layers, -1))  # [1, T, n, H]
-    scale = by_layer.square().mean(dim=(0, 1, 3), keepdim=True).sqrt()
-    noisy = by_layer + (2 * noise.view_as(by_layer) - 1) * half_width * scale
-    return msgspec.structs.replace(captured, aux=noisy.flatten(-2).to(aux.dtype))
-
-
-def outside_share(captured: Captured, t2d: Tensor | None) -> tuple[int, int]:
-    """Answer tokens that cannot be drafted, and all answer tokens of the row."""
-    answers = captured.batch.ids[captured.batch.loss_mask]
-    outside = 0 if t2d is None else int((~t2d[answers]).sum())
-    return outside, answers.numel()

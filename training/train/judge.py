@@ -152,7 +152,7 @@ class Judge:
 
 def told(figures: HeldOut) -> str:
     """The held-out figures in one line."""
-    accuracy = " ".join(f"{a:.3f}" for a in figures.accuracy or ())
+    accuracy = " ".join("none" if a is None else f"{a:.3f}" for a in figures.accuracy)
     conditional = " ".join("none" if c is None else f"{c:.3f}" for c in figures.conditional)
     length = figures.acceptance_length
     rate = figures.acceptance_rate

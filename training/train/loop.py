@@ -16,31 +16,32 @@ import torch
 from torch import Tensor
 
 from drafters.eagle3 import Eagle3Drafter
+from training.counts import StepCounts
 from training.errors import TrainingError
 from training.train import checkpoints as disk
 from training.train.console import Console, clock
 from training.train.examine import read_examination
-from training.train.feed import Feed, LoadedRow, outside_share, to_device, with_noise
+from training.train.feed import Feed, LoadedRow, to_device
 from training.train.guard import SpikeRule, Starvation, not_finite
 from training.train.job import Job
 from training.train.judge import Judge
 from training.train.machine import Machine, rows_of
 from training.train.metrics import Metrics, peak_memory
-from training.train.objective import drafted_tokens
 from training.train.optimizer import rate
 from training.train.parallel import World, from_first, total
 from training.train.rows import Update
 from training.train.stopping import Stop
+from training.train.validation import outside_share
 
 SHOWN_IDS = 8
 SLOW_TOLD_S = 60.0
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What one update showed, over all processes; `outside`: share of undraftable answer tokens."""
+    """What one update showed, over all processes; `outside`: share of undraftable choices."""
 
     loss: float
-    accuracy: tuple[float, ...]
+    accuracy: tuple[float | None, ...]
     tokens: int
     outside: float | None
     row_losses: tuple[float, ...]
@@ -142,51 +143,48 @@ class Loop:
         )
 
     def _gradients(self, update: Update, rows: Iterator[LoadedRow]) -> Figures:
-        """Sum the loss's gradients over the update's rows, then divide by all slots."""
-        mine = len(update[self.world.rank :: self.world.size])
-        steps = self.section.ttt_steps
-        sums = [0.0] * (5 + steps)  # slots, tokens, outside, answers, loss, right by TTT step
+        """Sum the loss's gradients over the update's rows, then divide by all slots' weight."""
+        objective, world = self.machine.objective, self.world
+        mine = len(update[world.rank :: world.size])
+        counts, tokens = objective.no_counts(), 0
         losses = [0.0] * len(update)
-        for i in range(max(mine, 1)):
-            row = next(rows) if mine else None
-            last = i == max(mine, 1) - 1
-            loss, accuracy = self._row(row, last=last)
-            if row is None:
-                continue
-            losses[self.world.rank + i * self.world.size] = loss
-            outside, answers = outside_share(row.captured, self.t2d)
-            slots = row.slots if drafted_tokens(row, steps) else 0
-            right = [slots * a for a in accuracy]
-            added = [slots, row.row.tokens, outside, answers, slots * loss, *right]
-            sums = [a + b for a, b in zip(sums, added, strict=True)]
-        values = total([*sums, *losses], self.world)
+        for i in range(mine):
+            row = next(rows)
+            found = self._row(row, last=i == mine - 1)
+            counts, tokens = counts + found, tokens + row.row.tokens
+            weight = objective.weight(found)
+            mean = sum(found.get("loss_sum")) / weight if weight else 0.0
+            losses[world.rank + i * world.size] = mean
+        if not mine:
+            self.machine.replica.run(_nothing, last=True).backward()
+        values = total([tokens, *counts.table.flatten().tolist(), *losses], world)
+        cells = counts.table.numel()
+        counts = objective.counts_of(values[1 : 1 + cells])
         # DDP and FSDP give the mean of the processes' sums
-        self.machine.optimizer.scale_gradients(self.world.size / max(values[0], 1.0))
-        return _figures(values[: len(sums)], values[len(sums) :])
+        factor = world.size / max(objective.weight(counts), 1e-6)
+        self.machine.optimizer.scale_gradients(factor)
+        loss = counts.loss(objective.decay)
+        return Figures(
+            loss=0.0 if loss is None else loss,
+            accuracy=tuple(counts.accuracy),
+            tokens=int(values[0]),
+            outside=outside_share(counts.get("outside"), counts.get("judged")),
+            row_losses=tuple(values[1 + cells :]),
+        )
 
-    @property
-    def t2d(self) -> Tensor | None:
-        """True for target ids that can be drafted, on the CPU."""
-        table = self.machine.replica.drafter.t2d
-        return None if table is None else table.cpu()
-
-    def _row(self, row: LoadedRow | None, *, last: bool) -> tuple[float, list[float]]:
-        """Add a row's gradients; its mean loss and accuracies. No row: only take part."""
-        replica, objective = self.machine.replica, self.machine.objective
-        steps = self.section.ttt_steps
-        if row is None or not drafted_tokens(row, steps):
-            replica.run(_nothing, last=last).backward()
-            return 0.0, [0.0] * steps
+    def _row(self, row: LoadedRow, *, last: bool) -> StepCounts:
+        """Add a row's gradients; what was counted on the way."""
+        objective = self.machine.objective
         captured = to_device(row.captured, self.world.device, objective.dtype)
         place = (self.section.seed, self.position.epoch, row.row.number)
-        captured = with_noise(captured, len(self.job.source.aux_layers), self.section.noise, place)
 
-        def work(drafter: Eagle3Drafter) -> tuple[Tensor, list[float]]:
-            return objective.loss(drafter, captured)
+        def work(drafter: Eagle3Drafter) -> tuple[Tensor, Tensor]:
+            found = objective.loss(drafter, captured, place)
+            return found.total, found.counts.table
 
-        loss, accuracy = replica.run(work, last=last)
-        (loss * row.slots).backward()
-        return float(loss.detach()), accuracy
+        loss, table = self.machine.replica.run(work, last=last)
+        loss.backward()
+        return StepCounts(table=table.detach().cpu())
 
     def _check(self, update: Update, figures: Figures) -> float:
         """The norm of the gradients, clipped; ends the training where something is no number."""
@@ -292,7 +290,7 @@ class Loop:
         left = (time.perf_counter() - self.begun) / (done - self.first) * (everything - done)
         shown = {
             "loss": f"{figures.loss:.4f}",
-            "accuracy": " ".join(f"{a:.3f}" for a in figures.accuracy),
+            "accuracy": " ".join("none" if a is None else f"{a:.3f}" for a in figures.accuracy),
             "lr": f"{lr:.3g}",
             "grad norm": f"{norm:.3g}",
             "tokens/s": f"{speed:,.0f}",
@@ -307,15 +305,3 @@ def _nothing(drafter: Eagle3Drafter) -> Tensor:
     """A loss of 0 that every trained parameter takes part in."""
     parts = [(p * 0).sum() for p in drafter.parameters() if p.requires_grad]
     return torch.stack(parts).sum()
-
-
-def _figures(sums: Sequence[float], row_losses: Sequence[float]) -> Figures:
-    slots, tokens, outside, answers, loss, *right = sums
-    weight = max(slots, 1.0)
-    return Figures(
-        loss=loss / weight,
-        accuracy=tuple(r / weight for r in right),
-        tokens=int(tokens),
-        outside=outside / answers if answers else None,
-        row_losses=tuple(row_losses),
-    )

@@ -16,7 +16,7 @@ from training.train.build import build, rope_in_doubt, set_trained
 from training.train.console import Console
 from training.train.feed import Feed, to_device
 from training.train.job import Job
-from training.train.objective import Objective, checkpoint_layers
+from training.train.objective import Objective
 from training.train.optimizer import Optimizer
 from training.train.parallel import Replica, World
 from training.train.proof import prove_rope, prove_states
@@ -70,8 +70,6 @@ class Machine:
     def set_up(self, latest: Path | None) -> None:
         """Make the drafter and its optimizer, from the checkpoint `latest` where there is one."""
         drafter = self._resumed(latest) if latest is not None else self._new()
-        if self.section.gradient_checkpointing:
-            checkpoint_layers(drafter)
         how, low = self.section.parallel, self.objective.low
         self.replica = Replica(drafter, self.world, how, low=low)
         self.optimizer = Optimizer(self.replica, self.section)
@@ -84,7 +82,7 @@ class Machine:
         """This process's counts over the held-out rows (or `rows`); nothing is learnt from them."""
         mine = self.held_rows if rows is None else rows
         mine = mine[self.world.rank :: self.world.size]
-        tally = Tally(self.job.plan.evaluate.k, self.section.ttt_steps)
+        tally = Tally(self.job.plan.evaluate.k, self.objective)
         self.replica.gather()
         feed = Feed(self.job.source, mine, self.job.facts.vocab_size, self.waiting)
         try:

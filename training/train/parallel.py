@@ -6,6 +6,7 @@ slots of all processes together: processes may have unequal shares of a batch.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -97,7 +98,7 @@ class Replica:
         self.module: Any = _Work(self.drafter)
         if self.kind == "ddp":
             self.module = nn.parallel.DistributedDataParallel(
-                self.module, broadcast_buffers=False, gradient_as_bucket_view=True
+                self.module, gradient_as_bucket_view=True, **_no_buffers()
             )
         elif self.kind == "fsdp":
             self._shard(low)
@@ -168,6 +169,13 @@ class Replica:
         made.owns_embeddings = self.drafter.owns_embeddings
         made.owns_lm_head = self.drafter.owns_lm_head
         return made.eval()
+
+
+def _no_buffers() -> dict[str, Any]:
+    """Tables never change: they need no broadcast, under whichever name torch has for it."""
+    known = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return {name: False}
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def prove_rope(
 
 def _score(held_out: HeldOut) -> float:
     """Accuracy over all draft steps: rope matters more the further a step looks."""
-    accuracy = held_out.accuracy or ()
+    accuracy = [a for a in held_out.accuracy if a is not None]
     return sum(accuracy) / max(len(accuracy), 1)
 
 

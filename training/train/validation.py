@@ -24,16 +24,17 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary. `marginal` and `conditional` by draft step: fed the drafter's own tokens, against
     the text; conditional on all earlier drafts being right. `acceptance_length` and
     `acceptance_rate` at `k`, walked as an engine walks; tokens behind an answer's end are unknown
-    and count as not accepted.
+    and count as not accepted. `outside`: share of slots whose target choice cannot be drafted.
     """
 
     samples: int
     tokens: int
     k: int
     loss: float | None
-    accuracy: tuple[float, ...] | None
+    accuracy: tuple[float | None, ...]
     marginal: tuple[float | None, ...]
     conditional: tuple[float | None, ...]
+    outside: float | None
     acceptance_length: float | None
     acceptance_rate: float | None
     position_rates: tuple[float, ...] | None
@@ -42,31 +43,20 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
 class Tally:
     """Counts of one process, to be added up over all."""
 
-    def __init__(self, k: int, ttt_steps: int) -> None:
-        self.k, self.ttt_steps = k, ttt_steps
+    def __init__(self, k: int, objective: Objective) -> None:
+        self.k, self.objective = k, objective
         self.samples = self.tokens = 0
-        self.weight = self.loss = 0.0
-        self.right = [0.0] * ttt_steps
+        self.trained = objective.no_counts()
         self.slots, self.hits = [0] * k, [0] * k
         self.eligible, self.all_right = [0] * k, [0] * k
         self.counts = DraftCounts(drafts=0, drafted=0, accepted=0, per_position=(0,) * k)
 
-    def add_loss(self, row: LoadedRow, loss: float, accuracy: Sequence[float]) -> None:
-        """A row's mean loss and accuracies, weighted by its slots."""
-        self.samples += len(row.sample_ids)
-        self.tokens += row.row.tokens
-        if row.slots == 0:
-            return
-        self.weight += row.slots
-        self.loss += row.slots * loss
-        for step, value in enumerate(accuracy):
-            self.right[step] += row.slots * value
-
     def add_drafts(self, row: LoadedRow, drafts: Tensor, batch: Batch) -> None:
         """What the drafter proposes at every slot of a row, [1, length, k]."""
-        before = torch.ones_like(batch.loss_mask)
+        answering = drafted_slots(batch, 0)
+        before = torch.ones_like(answering)
         for step in range(self.k):
-            slots = drafted_slots(batch, step)
+            slots = drafted_slots(batch, step) & answering
             hit = (drafts[..., step] == shift(batch.ids, step + 2)) & slots
             self.slots[step] += int(slots.sum())
             self.hits[step] += int(hit.sum())
@@ -77,43 +67,41 @@ class Tally:
 
     def figures(self, world: World) -> HeldOut:
         """The pooled figures of all processes."""
-        flat = [
-            *(self.samples, self.tokens, self.weight, self.loss),
+        trained = self.trained.table.flatten().tolist()
+        by_step = (self.slots, self.hits, self.eligible, self.all_right, self.counts.per_position)
+        head = [
+            *(self.samples, self.tokens),
             *(self.counts.drafts, self.counts.drafted, self.counts.accepted),
-            *self.right,
-            *(n for group in self._by_step() for n in group),
         ]
-        values = total(flat, world)
-        samples, tokens, weight, loss, drafts, drafted, accepted = values[:7]
-        right = values[7 : 7 + self.ttt_steps]
-        rest = values[7 + self.ttt_steps :]
-        groups = [rest[i * self.k : (i + 1) * self.k] for i in range(5)]
-        slots, hits, eligible, all_right, positions = groups
+        values = total([*head, *trained, *(n for group in by_step for n in group)], world)
+        samples, tokens, drafts, drafted, accepted = values[: len(head)]
+        counts = self.objective.counts_of(values[len(head) : len(head) + len(trained)])
+        rest = values[len(head) + len(trained) :]
+        slots, hits, eligible, all_right, positions = (
+            rest[i * self.k : (i + 1) * self.k] for i in range(len(by_step))
+        )
         return HeldOut(
             samples=int(samples),
             tokens=int(tokens),
             k=self.k,
-            loss=loss / weight if weight else None,
-            accuracy=tuple(r / weight for r in right) if weight else None,
+            loss=counts.loss(self.objective.decay),
+            accuracy=tuple(counts.accuracy),
             marginal=_shares(hits, slots),
             conditional=_shares(all_right, eligible),
+            outside=outside_share(counts.get("outside"), counts.get("judged")),
             acceptance_length=1 + accepted / drafts if drafts else None,
             acceptance_rate=accepted / drafted if drafted else None,
             position_rates=tuple(p / drafts for p in positions) if drafts else None,
         )
 
-    def _by_step(self) -> tuple[Sequence[int], ...]:
-        return (
-            self.slots,
-            self.hits,
-            self.eligible,
-            self.all_right,
-            self.counts.per_position,
-        )
-
 
 def _shares(part: Sequence[float], whole: Sequence[float]) -> tuple[float | None, ...]:
     return tuple(p / w if w else None for p, w in zip(part, whole, strict=True))
+
+
+def outside_share(outside: Sequence[float], judged: Sequence[float]) -> float | None:
+    """The share of slots whose target choice cannot be drafted, over all TTT steps."""
+    return sum(outside) / sum(judged) if sum(judged) else None
 
 
 def spans(row: LoadedRow) -> list[Span]:
@@ -131,10 +119,14 @@ def measure(
     """The work of validating one row (already on the device), for `Replica.look`."""
 
     def work(drafter: Eagle3Drafter) -> None:
-        loss, accuracy = objective.loss(drafter, captured)
-        tally.add_loss(row, float(loss), accuracy)
-        with objective.precision():
-            drafts = draft_everywhere(drafter, captured, tally.k)
-        tally.add_drafts(row, drafts, captured.batch)
+        counts = objective.loss(drafter, captured).counts
+        tally.trained = tally.trained + type(counts)(table=counts.table.cpu())
+        tally.samples += len(row.sample_ids)
+        tally.tokens += row.row.tokens
+        slots = drafted_slots(captured.batch, 0)
+        if bool(slots.any()):
+            with objective.precision():
+                drafts = draft_everywhere(drafter, captured, tally.k, slots=slots)
+            tally.add_drafts(row, drafts, captured.batch)
 
     return work
