@@ -17,18 +17,19 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]  # where it is run as a script
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]  # run as a script
 
-from engines.reference.config import read_config
-from engines.reference.engine import Engine
-from engines.reference.loading import load_model
-from engines.reference.sampling import SamplingParams
-from reference_models import build_target
-from training.kept import begin_stage
-from training.plan import TrainingPlan, read_plan
-from training.states import SampleStates
-from training.train.job import Job, make_job
-from training.train.target import read_facts
+from reference_models import build_target  # noqa: E402
+
+from engines.reference.config import read_config  # noqa: E402
+from engines.reference.engine import Engine  # noqa: E402
+from engines.reference.loading import load_model  # noqa: E402
+from engines.reference.sampling import SamplingParams  # noqa: E402
+from training.kept import begin_stage  # noqa: E402
+from training.plan import TrainingPlan, read_plan  # noqa: E402
+from training.states import SampleStates  # noqa: E402
+from training.train.job import Job, make_job  # noqa: E402
+from training.train.target import read_facts  # noqa: E402
 
 LAYERS = (0, 1, 2)
 USED = (5, 45)  # token ids that occur

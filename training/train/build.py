@@ -195,7 +195,7 @@ def _from_checkpoint(
     if spec.aux_layers != aux_layers:
         raise UsageError(_layers_differ(path, spec.aux_layers, aux_layers))
     if drafter.owns_embeddings:
-        _check_embeddings(path, drafter.embed_tokens.weight, tensors.embedding)
+        _check_embeddings(path, drafter.embed_tokens.weight.detach(), tensors.embedding)
     else:
         drafter.share(embeddings=tensors.embedding.float())
     if not drafter.owns_lm_head:

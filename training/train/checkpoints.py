@@ -103,13 +103,14 @@ def write_checkpoint(
         if full:
             raise TrainingError(
                 f"the disk is full: the checkpoint of update {state.update} could not be written "
-                f"to {place.parent}; {_kept(train)}; make room and run the same command again"
+                f"to {place.parent}; {kept(train)}; make room and run the same command again"
             ) from None
-        raise TrainingError(f"{place}: cannot be written: {error}; {_kept(train)}") from None
+        raise TrainingError(f"{place}: cannot be written: {error}; {kept(train)}") from None
     return place
 
 
-def _kept(train: Path) -> str:
+def kept(train: Path) -> str:
+    """What a training that ends now leaves behind, for its last line."""
     found = all_checkpoints(train)
     return f"kept: {found[-1]}" if found else "no checkpoint was written before"
 

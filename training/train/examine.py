@@ -52,7 +52,7 @@ def examine(
     served = None
     if samples and all(check.passed for check in checks):
         try:
-            served = serve(checkpoint, target, samples, plan)
+            served = serve(checkpoint, drafter, target, samples, plan)
             checks.append(_agrees(served))
         except (EngineUsageError, DrafterError) as error:
             checks.append(Check(name="served", passed=False, reason=str(error)))

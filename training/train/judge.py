@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from training.errors import TrainingError
 from training.gate import said, write_whole
 from training.states import SampleStates
 from training.train import checkpoints as disk
@@ -44,7 +45,14 @@ class Judge:
         samples = sum(len(row.indices) for row in self.machine.held_rows)
         self.console.doing(f"{what} on {samples} held-out samples")
         begun = time.perf_counter()
-        figures = self.machine.held_out().figures(self.world)
+        try:
+            tally = self.machine.held_out()
+        except TrainingError as error:
+            update = self.machine.position.update
+            raise TrainingError(
+                f"validation after update {update}: {error}; {disk.kept(self.folder)}"
+            ) from None
+        figures = tally.figures(self.world)
         seconds = time.perf_counter() - begun
         self.console.say(f"train: {what}: {told(figures)} ({seconds:.1f} s)")
         if self.metrics is not None:

@@ -210,11 +210,9 @@ class Loop:
             raise SystemExit(TrainingError.exit_code)
         ids = [self.job.source.sample_ids[i] for row in rows for i in row.indices]
         more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
-        found = disk.all_checkpoints(self.job.folder)
-        kept = f"kept: {found[-1]}" if found else "no checkpoint was written before"
         raise TrainingError(
             f"update {self.position.update + 1} (epoch {self.position.epoch + 1}): {reason}; "
-            f"samples {', '.join(ids[:SHOWN_IDS])}{more}; {kept}"
+            f"samples {', '.join(ids[:SHOWN_IDS])}{more}; {disk.kept(self.job.folder)}"
         )
 
     # -- between updates ---------------------------------------------------------------------

@@ -10,7 +10,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from drafters.checkpoint import load
 from drafters.eagle3 import Eagle3Drafter
 from engines.base import EngineUsageError
 from harness.errors import UsageError
@@ -67,13 +66,20 @@ def check_servable(target: Path) -> None:
 
 
 def serve(
-    checkpoint: Path, target: Path, samples: Sequence[SampleStates], plan: TrainingPlan
+    checkpoint: Path,
+    drafter: Eagle3Drafter,
+    target: Path,
+    samples: Sequence[SampleStates],
+    plan: TrainingPlan,
 ) -> Served:
-    """Answer the samples' prompts greedily with the checkpoint drafting. `EngineUsageError`."""
+    """Answer the samples' prompts greedily with the checkpoint drafting.
+
+    What is expected is walked with `drafter`, as it stands in memory: the engine reads the folder.
+    Raises `EngineUsageError`.
+    """
     from engines.reference.loading import load_engine
     from engines.reference.sampling import SamplingParams
 
-    drafter = load(checkpoint)
     k = plan.evaluate.k
     wanted = [_answer_length(states) for states in samples]
     longest = max(s.loss_from + n for s, n in zip(samples, wanted, strict=True)) + 1
@@ -109,12 +115,6 @@ def _compare(
         for states, r in zip(samples, requests, strict=True)
     ]
     stored = sum(same) >= max(1, REPRODUCED_SHARE * len(samples))
-    model = engine.model
-    drafter.share(
-        embeddings=None if drafter.owns_embeddings else model.embedding,
-        lm_head=None if drafter.owns_lm_head else model.head.weight.t(),
-    )
-    drafter = drafter.float().eval()
     real = expected = DraftCounts(drafts=0, drafted=0, accepted=0, per_position=(0,) * k)
     for states, request, agrees in zip(samples, requests, same, strict=True):
         if stored and not agrees:

@@ -136,11 +136,12 @@ def _take(
     return tensor
 
 
-def normed_once(last_normed: Tensor, norm: Tensor) -> float:
-    """How far states [..., H] are from having passed the final norm exactly once.
+def off_norm(last_normed: Tensor, norm: Tensor) -> float:
+    """How far states [..., H] are from having passed the target's final norm.
 
     x / rms(x) * w divided by w has a root mean square of 1 at every token; the answer is the
-    median distance from that. Weights near 0 are left out.
+    median distance from that. Weights near 0 are left out. States that passed it twice look alike
+    here: only their argmax tells.
     """
     weight = norm.to(last_normed.device, torch.float32)
     kept = weight.abs() > 0.05 * weight.abs().mean()
