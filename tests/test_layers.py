@@ -30,9 +30,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engines.reference": ("engines", "drafters"),
     "training": (
         *("training", "drafters", "engines", "harness.load", "harness.plan"),
-        *("harness.analyse.degenerate", *SHARED),
+        *("harness.analyse.degenerate", "harness.measure", "harness.ending", *SHARED),
     ),
-    "harness.ending": ("engines.base", "drafters.spec", *SHARED),
+    "harness.ending": ("engines.base", "drafters.spec", "harness.options", *SHARED),
     "harness.options": SHARED,
     "harness.plan": ("harness.plan", "engines.base", *SHARED),
     "harness.load": ("harness.load", "harness.plan.schema", *SHARED),

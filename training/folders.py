@@ -15,6 +15,15 @@ NAMES: dict[Stage, str] = {
     "evaluate": "evaluate",
     "export": "export",
 }
+MODULES: dict[Stage, str] = {
+    "generate": "training.generate.stage",
+    "capture": "training.capture.stage",
+    "vocab": "training.vocab",
+    "train": "training.train.stage",
+    "evaluate": "training.evaluation.stage",
+    "export": "training.export",
+}
+"""Where each stage's `run(plan, out)` lies; imported when it is asked for."""
 BEST = "best"
 """`train/best`: the folder of the checkpoint that evaluation and export take."""
 CHECKPOINTS = "checkpoints"

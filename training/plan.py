@@ -34,10 +34,15 @@ Depth = Annotated[int, msgspec.Meta(ge=1, le=16)]
 
 
 class TargetSection(Section, frozen=True, kw_only=True):
-    """The target model's folder; `path` None: the demo pair's target, of `demo.target`."""
+    """The target model's folder; `path` None: the demo pair's target, of `demo.target`.
+
+    `sizes`: a file with the sizes of a target that is not at hand, in the form of its config.json,
+    by path or beside the plans that come with the package. It serves the dry run alone.
+    """
 
     path: str | None = None
     served_name: str | None = None
+    sizes: str | None = None
 
 
 class GenerateSection(Section, frozen=True, kw_only=True):
@@ -169,6 +174,28 @@ class ExportSection(Section, frozen=True, kw_only=True):
     load: bool = True
 
 
+class EstimateSection(Section, frozen=True, kw_only=True):
+    """What a dry run cannot know: rates (tokens per second) and lengths, each an assumption.
+
+    The defaults are the original run's, on 8 RTX PRO 6000 (generation, capture) and on one of them
+    (training): 17.3 M tokens of 10,000 samples, generated in 5.3 h, captured at 3,165 tokens/s,
+    trained at 25.5 min an epoch and validated in 5.5 min. `train_tokens_per_s` is that of its own
+    drafter at 3 TTT steps; a plan's own is scaled by its arithmetic per token. `source` names where
+    other rates come from. `prompts`: how many there are, where `generate.samples` is not said.
+    `processes`: ranks of the training. `device_gb`: memory of one, to be compared with.
+    """
+
+    tokens_per_sample: PositiveFloat = 1730.0
+    prompts: Positive = 10_000
+    generate_tokens_per_s: PositiveFloat = 907.0
+    capture_tokens_per_s: PositiveFloat = 3165.0
+    train_tokens_per_s: PositiveFloat = 11_300.0
+    validate_share: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.216
+    source: str = "the original run"
+    processes: Positive = 1
+    device_gb: PositiveFloat | None = None
+
+
 class TrainingPlan(Section, frozen=True, kw_only=True):
     """Everything that the stages of one training need to know."""
 
@@ -188,6 +215,7 @@ class TrainingPlan(Section, frozen=True, kw_only=True):
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
     export: ExportSection = ExportSection()
+    estimate: EstimateSection = EstimateSection()
 
 
 def plan_names() -> list[str]:

@@ -5,15 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from engines.checkpoint import check_named
+from harness.errors import EngineFailure, UsageError
 from training.plan import TrainingPlan
 
 
 def target_folder(plan: TrainingPlan) -> Path:
     """The target's folder, absolute; the demo target is made first where it is missing.
 
-    Raises `EngineUsageError` where the plan's folder holds no model, `EngineFailure` where the
-    demo target could not be made.
+    Raises `UsageError` where the plan is for a target whose folder it does not name,
+    `EngineUsageError` where the folder holds no model, `EngineFailure` where the demo target could
+    not be made.
     """
+    if plan.target.path is None and plan.target.sizes is not None:
+        raise UsageError(
+            f"target.path: not set, and the plan {plan.name} is for a target of its own; give its "
+            "folder with --set target.path=DIR"
+        )
     if plan.target.path is None:
         return demo_folder(plan) / "target"
     folder = Path(plan.target.path).expanduser().resolve()
@@ -23,7 +30,6 @@ def target_folder(plan: TrainingPlan) -> Path:
 
 def demo_folder(plan: TrainingPlan) -> Path:
     """The demo pair's folder with a finished target and its prompts; makes them, in minutes."""
-    from harness.errors import EngineFailure
     from training.demo import pair
 
     configs = pair.configs(plan.demo.target, plan.demo.drafter)
