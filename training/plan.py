@@ -51,7 +51,9 @@ class GenerateSection(Section, frozen=True, kw_only=True):
     `engine` is started here unless `url` names a running server. `samples`: how many to ask for
     (None: every prompt once); more than there are prompts asks them again with other seeds, which
     needs a temperature. `max_tokens` an answer. The `most_*` shares are the gate's limits; what
-    they count is filtered out where the gate passes.
+    they count is filtered out where the gate passes. `most_misplaced`: with end or think tokens
+    where none belong. `least_round_trip`: of samples whose tokens give what the server sent.
+    `least_samples`: kept ones.
     """
 
     engine: EngineName = "reference"
@@ -66,6 +68,9 @@ class GenerateSection(Section, frozen=True, kw_only=True):
     most_degenerate: Share = 0.05
     most_duplicate: Share = 0.2
     most_failed: Share = 0.05
+    most_misplaced: Share = 0.02
+    least_round_trip: Share = 0.95
+    least_samples: Positive = 1
 
 
 class CaptureSection(Section, frozen=True, kw_only=True):
