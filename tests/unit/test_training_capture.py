@@ -1,0 +1,466 @@
+"""The capture stage on tiny random targets: what is stored, resumed, refused and proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from capture_samples import (
+    greedy_samples,
+    plan_for,
+    samples_readable,  # noqa: F401  # a fixture used by every test here
+    write_samples,
+)
+from reference_models import build_target, prompts
+
+from engines.capture.base import Capturer, CaptureSpec, RowStates, open_capturer
+from engines.capture.target import final_norm, target_facts
+from harness.errors import GateFailed, UsageError
+from training.capture import stage
+from training.capture.checks import stacked
+from training.capture.store import read_index
+from training.errors import TrainingError
+from training.gate import Gate, read_gate
+from training.plan import TrainingPlan
+from training.samples import Sample
+from training.states import open_source, open_states
+
+LENGTHS = (5, 40, 7, 7, 33, 50, 12, 12, 64, 9)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random DeepSeek-V3-like target whose norm weights are far from constant."""
+    folder = tmp_path_factory.mktemp("target")
+    model = build_target("deepseek", folder)
+    with torch.no_grad():
+        model.model.norm.weight.uniform_(0.2, 3.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def samples(target: Path) -> list[Sample]:
+    return greedy_samples(target, prompts(*LENGTHS), 24)
+
+
+@pytest.fixture
+def work(tmp_path: Path, samples: list[Sample]) -> Path:
+    write_samples(tmp_path, samples)
+    return tmp_path
+
+
+def failed(gate: Gate | None) -> list[str]:
+    assert gate is not None
+    return [check.name for check in gate.checks if not check.passed]
+
+
+def check(gate: Gate | None, name: str) -> Any:
+    assert gate is not None
+    return next(check for check in gate.checks if check.name == name)
+
+
+def test_stored_states_are_the_targets(
+    target: Path, work: Path, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_for(target, dtype="float32", shard_tokens=120)
+    gate = stage.run(plan, work)
+    assert gate.passed and gate.inputs == {"generate": "d1"}
+    states = open_states(work / "states")
+    assert list(states.sample_ids) == [sample.id for sample in samples]
+    assert list(states.lengths) == [len(sample.token_ids) for sample in samples]
+    assert len(list((work / "states").glob("*.safetensors"))) > 2
+    other = open_capturer(
+        "transformers",
+        CaptureSpec(target=target, aux_layers=(1, 2), max_length=100, batch=1, workdir=work),
+    )
+    for number, sample in enumerate(samples):
+        found = states.read(number)
+        wanted = other.capture([sample.token_ids])[0]
+        assert found.token_ids.tolist() == list(sample.token_ids)
+        assert (found.loss_from, found.category) == (sample.loss_from, sample.category)
+        torch.testing.assert_close(found.aux, wanted.aux, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found.last_normed, wanted.last_normed, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
+def test_fewer_bytes_and_what_they_cost(target: Path, work: Path, dtype: str) -> None:
+    stage.run(plan_for(target, dtype="float32"), work)
+    exact = open_states(work / "states")
+    (work / "exact").mkdir()
+    (work / "states").rename(work / "exact/states")
+    gate = stage.run(plan_for(target, dtype=dtype), work)
+    states = open_states(work / "states")
+    for number in range(len(states.lengths)):
+        found, true = states.read(number), exact.read(number)
+        error = (found.aux.float() - true.aux).norm() / true.aux.norm()
+        assert error < (0.003 if dtype == "bfloat16" else 0.035)
+    if dtype == "fp8":
+        assert found.aux.dtype == torch.float32
+        assert check(gate, "fp8_error").value < 0.035
+        # 64 numbers a row share a scale of 4 bytes here; of a real target's 7168 it is nothing.
+        assert check(gate, "fp8_bytes").value < 0.6
+
+
+def test_stream_keeps_the_order_asked_for(target: Path, work: Path) -> None:
+    stage.run(plan_for(target, shard_tokens=120), work)
+    states = open_states(work / "states")
+    order = [3, 3, 9, 0, 5, 1]
+    found = list(states.stream(order))
+    assert [item.sample_id for item in found] == [states.sample_ids[i] for i in order]
+    torch.testing.assert_close(found[2].aux, states.read(9).aux)
+
+
+def test_a_damaged_shard_is_named(target: Path, work: Path) -> None:
+    stage.run(plan_for(target, shard_tokens=120), work)
+    shard = work / "states/states-00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(TrainingError, match=r"states-00001\.safetensors holds"):
+        open_states(work / "states")
+    shard.unlink()
+    with pytest.raises(TrainingError, match=r"states-00001\.safetensors is missing"):
+        open_states(work / "states")
+    stage.run(plan_for(target, shard_tokens=120), work)  # captures that shard anew
+    open_states(work / "states")
+
+
+def _digests(work: Path) -> list[str]:
+    index = read_index(work / "states")
+    assert index is not None
+    return [shard.sha256 for shard in index.shards]
+
+
+def test_an_interrupted_capture_goes_on_to_the_same_bits(
+    target: Path, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_for(target, shard_tokens=120)
+    whole = tmp_path / "whole"
+    write_samples(whole, list(stage_samples(work)))
+    stage.run(plan, whole)
+    calls = []
+
+    def counted(name: str, spec: CaptureSpec) -> Capturer:
+        return Wrapped(open_capturer(name, spec), lambda states: states, calls)
+
+    class Cut(Exception):
+        pass
+
+    def cut(name: str, spec: CaptureSpec) -> Capturer:
+        def change(states: list[RowStates]) -> list[RowStates]:
+            if len(calls) > 3:
+                raise Cut
+            return states
+
+        return Wrapped(open_capturer(name, spec), change, calls)
+
+    monkeypatch.setattr(stage, "open_capturer", cut)
+    with pytest.raises(Cut):
+        stage.run(plan, work)
+    assert read_gate(work / "states") is None
+    have = len(_digests(work))
+    assert 0 < have < len(_digests(whole))
+    assert not list((work / "states").glob(".*.partial"))
+    (work / "states/.states-00004.safetensors.partial").write_bytes(b"left by a kill")
+    with pytest.raises(UsageError, match="shards are captured"):
+        open_states(work / "states")
+    calls.clear()
+    monkeypatch.setattr(stage, "open_capturer", counted)
+    stage.run(plan, work)
+    assert _digests(work) == _digests(whole)
+    assert not list((work / "states").glob(".*.partial"))
+    calls.clear()
+    assert stage.run(plan, work).passed  # finished: does nothing
+    assert not calls
+
+
+def stage_samples(work: Path) -> Any:
+    from capture_samples import read_back
+
+    return read_back(work / "samples")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dtype": "float32"}, "capture.dtype was bfloat16 and is float32 now"),
+        ({"aux_layers": (0, 2)}, r"capture.aux_layers was \[1, 2\] and is \[0, 2\] now"),
+        ({"max_length": 60}, "capture.max_length was 200 and is 60 now"),
+    ],
+)
+def test_another_plan_is_never_mixed_in(
+    target: Path, work: Path, change: dict[str, Any], said: str
+) -> None:
+    stage.run(plan_for(target), work)
+    with pytest.raises(UsageError, match=said):
+        stage.run(plan_for(target, **change), work)
+
+
+def test_other_samples_are_never_mixed_in(target: Path, work: Path, samples: list[Sample]) -> None:
+    stage.run(plan_for(target), work)
+    write_samples(work, samples[:4], digest="d2")
+    with pytest.raises(UsageError, match="the samples changed since"):
+        stage.run(plan_for(target), work)
+
+
+def test_limits_alone_measure_anew(target: Path, work: Path) -> None:
+    stage.run(plan_for(target), work)
+    before = _digests(work)
+    with pytest.raises(GateFailed, match="proof"):
+        stage.run(plan_for(target, least_proof=1.0, least_parity=1.0), work)
+    assert _digests(work) == before
+
+
+def test_long_samples_are_cut_and_prompts_without_answer_left_out(
+    target: Path, work: Path, samples: list[Sample]
+) -> None:
+    stage.run(plan_for(target, max_length=60), work)
+    states = open_states(work / "states")
+    kept = [sample for sample in samples if sample.loss_from < 60]
+    assert list(states.sample_ids) == [sample.id for sample in kept]
+    assert list(states.lengths) == [min(60, len(sample.token_ids)) for sample in kept]
+
+
+def test_too_small_a_disk_is_said_before(
+    target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr(stage.shutil, "disk_usage", lambda _: Usage)
+    with pytest.raises(UsageError, match=r"bytes a token.*are free: make room"):
+        stage.run(plan_for(target), work)
+
+
+def test_online_gives_what_is_stored(target: Path, work: Path, tmp_path: Path) -> None:
+    stage.run(plan_for(target, dtype="float32"), work)
+    stored = open_states(work / "states")
+    other = tmp_path / "online"
+    write_samples(other, list(stage_samples(work)))
+    plan = plan_for(target, online=True, buffer_samples=2, batch=3)
+    assert stage.run(plan, other).passed
+    assert not list((other / "states").glob("*.safetensors"))
+    source: Any = open_source(plan, other)
+    assert list(source.lengths) == list(stored.lengths)
+    assert list(source.sample_ids) == list(stored.sample_ids)
+    order = [9, 2, 2, 7, 0]
+    for index, found in zip(order, source.stream(order), strict=True):
+        wanted = stored.read(index)
+        assert found.sample_id == wanted.sample_id
+        torch.testing.assert_close(found.aux, wanted.aux, atol=1e-4, rtol=1e-4)
+    assert source.served == 5 and source.waited_s >= 0
+    torch.testing.assert_close(
+        source.read(4).last_normed, stored.read(4).last_normed, atol=1e-4, rtol=1e-4
+    )
+    for _ in source.stream(range(10)):
+        break  # the thread ends with the loop
+    source.close()
+
+
+class Wrapped:
+    """A source whose states are changed on their way, to plant a defect."""
+
+    name = "planted"
+
+    def __init__(
+        self,
+        inner: Capturer,
+        change: Callable[[list[RowStates]], list[RowStates]],
+        calls: list[int] | None = None,
+    ) -> None:
+        self.inner, self.change, self.calls = inner, change, calls
+
+    def capture(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
+        if self.calls is not None:
+            self.calls.append(len(rows))
+        return self.change(self.inner.capture(rows))
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def planted(
+    plan: TrainingPlan,
+    work: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[list[RowStates]], list[RowStates]] = lambda states: states,
+    *,
+    spec: Callable[[CaptureSpec], CaptureSpec] = lambda spec: spec,
+) -> tuple[Gate, str]:
+    """The gate of a capture with a defect, and what the command would say."""
+    monkeypatch.setattr(
+        stage, "open_capturer", lambda name, s: Wrapped(open_capturer(name, spec(s)), change)
+    )
+    with pytest.raises(GateFailed) as caught:
+        stage.run(plan, work)
+    gate = read_gate(work / "states")
+    assert gate is not None and not gate.passed
+    return gate, str(caught.value)
+
+
+def _last(change: Callable[[Any], Any]) -> Callable[[list[RowStates]], list[RowStates]]:
+    def changed(states: list[RowStates]) -> list[RowStates]:
+        return [
+            RowStates(token_ids=s.token_ids, aux=s.aux, last_normed=change(s.last_normed))
+            for s in states
+        ]
+
+    return changed
+
+
+def test_a_missing_final_norm_is_named(
+    target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm = target_facts(target).norm()
+    # Back to before the norm, at a length of its own: what an engine's pre-norm states are.
+    gate, told = planted(plan_for(target), work, monkeypatch, _last(lambda last: last / norm * 7.5))
+    assert {"proof", "final_norm"} <= set(failed(gate))
+    assert "the final norm is missing" in told and "applied once more the share is 1.000" in told
+
+
+def test_a_final_norm_applied_twice_is_named(
+    target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = target_facts(target)
+    gate, told = planted(
+        plan_for(target),
+        work,
+        monkeypatch,
+        _last(lambda last: final_norm(last, facts.norm(), facts.norm_eps)),
+    )
+    assert "proof" in failed(gate)
+    assert "the final norm was applied twice" in told
+
+
+def test_layers_off_by_one_are_named(
+    target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shifted(spec: CaptureSpec) -> CaptureSpec:
+        return CaptureSpec(
+            target=spec.target,
+            aux_layers=tuple(layer - 1 for layer in spec.aux_layers),
+            max_length=spec.max_length,
+            batch=spec.batch,
+            workdir=spec.workdir,
+        )
+
+    gate, told = planted(plan_for(target), work, monkeypatch, spec=shifted)
+    assert failed(gate) == ["layers"]
+    assert "1 is the reference's 0, 2 is the reference's 1" in told
+    assert "off by one (-1)" in told
+
+
+def test_states_swapped_between_samples_are_named(
+    target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swapped(states: list[RowStates]) -> list[RowStates]:
+        # Neighbours of one length change their states, not their token ids.
+        out = list(states)
+        for i in range(len(states) - 1):
+            a, b = out[i], out[i + 1]
+            if len(a.token_ids) == len(b.token_ids) and states[i] is a:
+                out[i] = RowStates(token_ids=a.token_ids, aux=b.aux, last_normed=b.last_normed)
+                out[i + 1] = RowStates(token_ids=b.token_ids, aux=a.aux, last_normed=a.last_normed)
+        return out
+
+    gate, _ = planted(plan_for(target), work, monkeypatch, swapped)
+    assert {"proof", "own_sample", "batch_parity"} <= set(failed(gate))
+    assert "s006 holds the states of s007" in check(gate, "own_sample").reason
+    assert "norm is not the cause" in check(gate, "proof").advice
+
+
+def test_zero_rows_and_numbers_that_are_none_are_named(
+    target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def zeroed(states: list[RowStates]) -> list[RowStates]:
+        for s in states:
+            if len(s.token_ids) == 64:  # s001: the second layer's row of one token
+                s.aux[3, 64:] = 0
+            if len(s.token_ids) == 74:  # s005
+                s.aux[70, 5] = float("nan")
+        return states
+
+    gate, _ = planted(plan_for(target), work, monkeypatch, zeroed)
+    assert "samples with a row of zeros: s001" in check(gate, "zero_rows").reason
+    assert "s005" in check(gate, "finite").reason
+
+
+@pytest.mark.parametrize("dtype", ["float32", "fp8"])
+def test_numbers_that_are_none_survive_storing(
+    target: Path, work: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    def broken(states: list[RowStates]) -> list[RowStates]:
+        for s in states:
+            s.last_normed[0, 0] = float("inf")
+        return states
+
+    gate, _ = planted(plan_for(target, dtype=dtype), work, monkeypatch, broken)
+    assert check(gate, "finite").value == len(LENGTHS)
+
+
+def test_wrong_token_ids_are_named(
+    target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(states: list[RowStates]) -> list[RowStates]:
+        for s in states:
+            if len(s.token_ids) == 64:
+                s.token_ids[0] += 1
+        return states
+
+    gate, _ = planted(plan_for(target), work, monkeypatch, other)
+    assert failed(gate) == ["token_ids"]
+    assert ": s001" in check(gate, "token_ids").reason
+
+
+def test_a_changed_shard_is_named_by_its_checksum(target: Path, work: Path) -> None:
+    plan = plan_for(target, shard_tokens=120)
+    stage.run(plan, work)
+    shard = work / "states/states-00002.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-3] ^= 1
+    shard.write_bytes(bytes(data))
+    (work / "states/gate.json").unlink()
+    with pytest.raises(GateFailed, match=r"checksums.*states-00002.*remove the shard"):
+        stage.run(plan, work)
+
+
+def test_states_of_another_length_stop_the_stage(
+    target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(states: list[RowStates]) -> list[RowStates]:
+        return [
+            RowStates(token_ids=s.token_ids, aux=s.aux[:-1], last_normed=s.last_normed)
+            for s in states
+        ]
+
+    monkeypatch.setattr(
+        stage, "open_capturer", lambda name, s: Wrapped(open_capturer(name, s), short)
+    )
+    with pytest.raises(TrainingError, match="gave states of the shapes"):
+        stage.run(plan_for(target, batch=8), work)
+    assert not list((work / "states").glob("*.partial"))
+
+
+def test_a_large_capture_of_wrong_states_ends_at_its_beginning(
+    target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, told = planted(plan_for(target, batch=2), work, monkeypatch, _last(lambda last: last * 3))
+    assert "final_norm" in failed(gate) and "nothing more was captured" in told
+    assert not list((work / "states").glob("*.safetensors"))
+
+
+def test_sampled_answers_are_proved_among_the_likeliest(
+    target: Path, work: Path, samples: list[Sample]
+) -> None:
+    sampled = [msgspec.structs.replace(sample, greedy=False) for sample in samples]
+    write_samples(work, sampled)
+    gate = stage.run(plan_for(target), work)
+    assert "no sample is greedy" in check(gate, "proof").reason
+
+
+def test_stacked_lays_layers_apart() -> None:
+    aux, last = torch.arange(8.0).view(2, 4), torch.arange(4.0).view(2, 2)
+    assert stacked(aux, last).tolist() == [[[0, 1], [2, 3], [0, 1]], [[4, 5], [6, 7], [2, 3]]]
