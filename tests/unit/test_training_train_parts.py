@@ -20,17 +20,18 @@ from reference_models import build_drafter
 from drafters.spec import MlaDims, RopeSpec
 from harness.errors import UsageError
 from training.errors import TrainingError
+from training.heads import TargetFacts, expected_rope, scratch_spec
 from training.plan import HeadSection, TrainSection
 from training.train import checkpoints as disk
 from training.train import guard
-from training.train.build import expected_rope, same_rope, scratch_spec
+from training.train.build import same_rope
 from training.train.console import Console
 from training.train.events import EventFile, masked_crc
 from training.train.metrics import Metrics, read_metrics
 from training.train.optimizer import rate
 from training.train.rows import group_updates, pack_rows, plan_epoch
 from training.train.split import split
-from training.train.target import TargetFacts, off_norm
+from training.train.target import off_norm
 
 FACTS = TargetFacts(
     folder=Path("target"),

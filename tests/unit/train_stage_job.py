@@ -25,11 +25,11 @@ from engines.reference.config import read_config  # noqa: E402
 from engines.reference.engine import Engine  # noqa: E402
 from engines.reference.loading import load_model  # noqa: E402
 from engines.reference.sampling import SamplingParams  # noqa: E402
+from training.heads import read_facts  # noqa: E402
 from training.kept import begin_stage  # noqa: E402
 from training.plan import TrainingPlan, read_plan  # noqa: E402
 from training.states import SampleStates  # noqa: E402
 from training.train.job import Job, make_job  # noqa: E402
-from training.train.target import read_facts  # noqa: E402
 
 LAYERS = (0, 1, 2)
 USED = (5, 45)  # token ids that occur

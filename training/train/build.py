@@ -13,8 +13,9 @@ from drafters.checkpoint import load
 from drafters.eagle3 import Eagle3Drafter
 from drafters.spec import DrafterError, DrafterSpec, RopeSpec
 from harness.errors import UsageError
+from training.heads import TargetFacts, expected_rope, scratch_spec
 from training.plan import HeadSection
-from training.train.target import TargetFacts, TargetTensors
+from training.train.target import TargetTensors
 
 LEAST_COSINE = 0.5  # of a finetuned drafter's own embeddings with the target's
 SAMPLED_ROWS = 512
@@ -64,13 +65,6 @@ def set_trained(
     return drafter
 
 
-def expected_rope(kind: str, facts: TargetFacts) -> RopeSpec:
-    """The target's own rotary embedding. A Llama head beside latent attention takes no YaRN."""
-    if kind == "llama" and facts.mla is not None:
-        return RopeSpec(theta=facts.rope.theta)
-    return facts.rope
-
-
 def same_rope(one: RopeSpec, other: RopeSpec) -> bool:
     """Whether two rotary embeddings are one; a scaling's two names for its kind count once."""
 
@@ -81,50 +75,6 @@ def same_rope(one: RopeSpec, other: RopeSpec) -> bool:
         return {**scaling, "kind": kind, "theta": rope.theta}
 
     return plain(one) == plain(other)
-
-
-def scratch_spec(
-    section: HeadSection, facts: TargetFacts, aux_layers: tuple[int, ...], draft_vocab: int
-) -> DrafterSpec:
-    """The spec of a new drafter: sizes that the plan leaves open are the target's."""
-    mla = None
-    if section.kind == "mla":
-        if facts.mla is None:
-            raise UsageError(
-                f"drafter.kind mla: {facts.folder} has no latent attention whose ranks the head "
-                "could take; use drafter.kind llama"
-            )
-        mla = facts.mla
-    heads = section.num_attention_heads or facts.heads
-    kv_heads = section.num_key_value_heads or (
-        heads if mla or section.num_attention_heads else facts.kv_heads
-    )
-    if heads % kv_heads:
-        raise UsageError(
-            f"drafter: {heads} attention heads do not divide into {kv_heads} key-value heads"
-        )
-    return DrafterSpec(
-        kind=section.kind,
-        hidden_size=facts.hidden_size,
-        target_hidden_size=facts.hidden_size,
-        intermediate_size=section.intermediate_size or facts.intermediate_size,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=section.head_dim or facts.head_dim,
-        vocab_size=facts.vocab_size,
-        draft_vocab_size=draft_vocab,
-        aux_layers=aux_layers,
-        rms_norm_eps=facts.eps,
-        max_position_embeddings=facts.max_positions,
-        rope=expected_rope(section.kind, facts),
-        mla=mla,
-        norm_before_residual=section.norm_before_residual,
-        norm_before_fc=section.norm_before_fc,
-        fc_norm=section.fc_norm,
-        norm_output=section.norm_output,
-        bos_token_id=facts.bos_token_id,
-        eos_token_id=facts.eos_token_id,
-    )
 
 
 def _from_scratch(

@@ -9,10 +9,10 @@ import msgspec
 from torch import Tensor
 
 from harness.errors import UsageError
+from training.heads import TargetFacts
 from training.plan import TrainingPlan
 from training.states import StateSource
 from training.train.split import Split, split
-from training.train.target import TargetFacts
 
 BASELINE = "baseline.json"
 """The held-out figures before the first update."""

@@ -142,9 +142,9 @@ def _source(plan: TrainingPlan, work: Path) -> Iterator[StateSource]:
 
 def read_job(plan: TrainingPlan, work: Path, target: Path, source: StateSource) -> Job:
     """Everything to train on, from the folders of the stages before. Raises `UsageError`."""
+    from training.heads import read_facts
     from training.samples import read_samples
     from training.train.job import make_job
-    from training.train.target import read_facts
 
     prompts: dict[str, str] = {}
     greedy: set[str] = set()

@@ -1,4 +1,4 @@
-"""What training needs of the target: sizes from its config, and three tensors by memory map.
+"""What training needs of the target's weights: three tensors, by memory map.
 
 The target itself is never loaded: of 547 GB only the embedding, the head and the last norm are
 read.
@@ -6,40 +6,14 @@ read.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from drafters.formats import rope_of, text_config
-from drafters.headers import TensorHeader, read_headers, read_json
-from drafters.spec import MlaDims, RopeSpec
+from drafters.headers import TensorHeader, read_headers
 from harness.errors import UsageError
-
-_MLA_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-
-
-class TargetFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of the target's text model; `mla` None: it has no latent attention."""
-
-    folder: Path
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab_size: int
-    eps: float
-    max_positions: int
-    rope: RopeSpec
-    mla: MlaDims | None
-    bos_token_id: int | None
-    eos_token_id: int | None
-    tied: bool
+from training.heads import TargetFacts
 
 
 class TargetTensors(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,52 +22,6 @@ class TargetTensors(msgspec.Struct, frozen=True, kw_only=True):
     embedding: Tensor
     lm_head: Tensor
     norm: Tensor
-
-
-def read_facts(folder: Path) -> TargetFacts:
-    """The sizes in `folder/config.json`. Raises DrafterError or `UsageError`, one line."""
-    raw = read_json(folder / "config.json")
-    text = text_config(raw)
-    try:
-        return _facts(folder, raw, text)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"{folder / 'config.json'}: {error!r} is missing or no number; "
-            "give the folder of a decoder-only language model"
-        ) from None
-
-
-def _facts(folder: Path, raw: dict[str, Any], text: dict[str, Any]) -> TargetFacts:
-    heads = int(text["num_attention_heads"])
-    hidden = int(text["hidden_size"])
-    mla = None
-    if text.get("kv_lora_rank"):
-        dims = {key: text.get(key) for key in _MLA_KEYS}
-        mla = msgspec.convert({**dims, "q_lora_rank": dims["q_lora_rank"] or None}, MlaDims)
-    head_dim = mla.v_head_dim if mla else int(text.get("head_dim") or hidden // heads)
-    return TargetFacts(
-        folder=folder,
-        hidden_size=hidden,
-        intermediate_size=int(text["intermediate_size"]),
-        layers=int(text["num_hidden_layers"]),
-        heads=heads,
-        kv_heads=int(text.get("num_key_value_heads") or heads),
-        head_dim=head_dim,
-        vocab_size=int(text["vocab_size"]),
-        eps=float(text.get("rms_norm_eps", 1e-6)),
-        max_positions=int(text.get("max_position_embeddings") or 2048),
-        rope=rope_of(text),
-        mla=mla,
-        bos_token_id=_one(text.get("bos_token_id", raw.get("bos_token_id"))),
-        eos_token_id=_one(text.get("eos_token_id", raw.get("eos_token_id"))),
-        tied=bool(text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))),
-    )
-
-
-def _one(token: object) -> int | None:
-    if isinstance(token, list):
-        token = token[0] if token else None
-    return int(token) if isinstance(token, int) else None
 
 
 def read_tensors(facts: TargetFacts) -> TargetTensors:
