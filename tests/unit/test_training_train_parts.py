@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_models import build_drafter
+from safetensors.torch import save_file
 
 from drafters.spec import MlaDims, RopeSpec
 from harness.errors import UsageError
@@ -31,6 +32,7 @@ from training.train.metrics import Metrics, read_metrics
 from training.train.optimizer import rate
 from training.train.rows import group_updates, pack_rows, plan_epoch
 from training.train.split import split
+from training.train.stage import read_vocabulary
 from training.train.target import off_norm
 
 FACTS = TargetFacts(
@@ -295,3 +297,20 @@ def test_ropes_are_compared_by_what_they_mean() -> None:
     assert not same_rope(YARN, RopeSpec(theta=5e4))
     assert not same_rope(RopeSpec(theta=1e4), RopeSpec(theta=5e4))
     assert expected_rope("mla", msgspec.structs.replace(FACTS, mla=DIMS, rope=YARN)) == YARN
+
+
+def test_the_vocabulary_is_read_as_offsets(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.safetensors"
+    assert read_vocabulary(path, 10) is None  # no file: all can be drafted
+    kept = torch.tensor([1, 4, 9])
+    save_file({"d2t": kept - torch.arange(3)}, path)
+    found = read_vocabulary(path, 10)
+    assert found is not None and torch.equal(found, kept)
+    save_file({"d2t": torch.zeros(10, dtype=torch.int64)}, path)
+    assert read_vocabulary(path, 10) is None
+    save_file({"d2t": kept}, path)  # absolute ids instead of offsets
+    with pytest.raises(UsageError, match="no table of offsets"):
+        read_vocabulary(path, 10)
+    path.write_bytes(b"cut")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_vocabulary(path, 10)

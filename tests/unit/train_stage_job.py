@@ -166,12 +166,14 @@ def run_job(job: Job, **console: Any) -> Any:
 
 
 def main() -> None:
-    from training.ending import ending
+    from training.ending import training_exit_code
 
     torch.set_num_threads(1)
     root, out, *sets = sys.argv[1:]
-    with ending():
+    try:
         run_job(job_of(Path(root), Path(out), *sets, delay=float(os.environ.get("DELAY", "0"))))
+    except Exception as error:
+        sys.exit(training_exit_code(error))
 
 
 if __name__ == "__main__":

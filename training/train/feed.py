@@ -19,6 +19,7 @@ from training.trainer import Captured
 AHEAD = 3  # rows read before they are asked for
 FIRST_SIGN_S = 10.0  # after which the wait for one row is told
 GIVE_UP_S = 900.0
+CLOSE_S = 30.0
 
 
 class LoadedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,13 +80,11 @@ class Feed:
             yield self._next()
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead; a read that hangs is left behind."""
         self._stop.set()
-        while self._thread.is_alive():
-            try:
-                self._queue.get_nowait()
-            except queue.Empty:
-                self._thread.join(0.05)
+        deadline = time.monotonic() + CLOSE_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(0.05)
 
     def _next(self) -> LoadedRow:
         begun = time.perf_counter()

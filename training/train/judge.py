@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from harness.errors import UsageError
 from training.errors import TrainingError
 from training.gate import said, write_whole
 from training.states import SampleStates
@@ -30,6 +32,28 @@ class Judge:
         self.job, self.world, self.console = machine.job, machine.world, machine.console
         self.folder = self.job.folder
 
+    def check_room(self) -> None:
+        """Raises `UsageError` where the disk could not hold two more checkpoints."""
+        if not self.world.first:
+            return
+        machine = self.machine
+        drafter = machine.replica.drafter
+        numbers = sum(p.numel() for _, p in drafter.named_parameters())
+        numbers -= 0 if drafter.owns_embeddings else drafter.embed_tokens.weight.numel()
+        trained = sum(p.numel() for _, p in machine.replica.named())
+        moments = 1 if machine.section.optimizer == "muon" else 2
+        size = 4 * (numbers + moments * trained)
+        free = shutil.disk_usage(self.folder).free
+        self.console.say(
+            f"train: {trained / 1e6:,.1f} M trained parameters, {size / 1e9:,.2f} GB a checkpoint, "
+            f"{free / 1e9:,.1f} GB free"
+        )
+        if free < 2 * size:
+            raise UsageError(
+                f"{self.folder}: {free / 1e9:.1f} GB are free and a checkpoint takes "
+                f"{size / 1e9:.1f} GB; two must fit, make room"
+            )
+
     def baseline(self) -> None:
         """The held-out figures before any update, measured once."""
         path = self.folder / BASELINE
@@ -46,13 +70,15 @@ class Judge:
         self.console.doing(f"{what} on {samples} held-out samples")
         begun = time.perf_counter()
         try:
-            tally = self.machine.held_out()
+            tally = self.machine.held_out(self.stop)
         except TrainingError as error:
             update = self.machine.position.update
             raise TrainingError(
                 f"validation after update {update}: {error}; {disk.kept(self.folder)}"
             ) from None
         figures = tally.figures(self.world)
+        if self.stop.agreed(self.world):
+            raise KeyboardInterrupt
         seconds = time.perf_counter() - begun
         self.console.say(f"train: {what}: {told(figures)} ({seconds:.1f} s)")
         if self.metrics is not None:
@@ -90,8 +116,6 @@ class Judge:
         A checkpoint that does not pass is said so and kept out of the choice.
         """
         figures = self.validate()
-        if self.stop.agreed(self.world):
-            raise KeyboardInterrupt
         whole = self.machine.replica.whole()
         if self.world.first:
             self.console.doing(f"examining {checkpoint}")

@@ -57,13 +57,15 @@ def train(job: Job, world: World, console: Console, stop: Stop) -> None:
     latest = from_first(found[-1] if found else None, world)
     machine = Machine(job, world, console)
     machine.set_up(latest)
+    due = latest is not None and _due(latest, world)
     done = machine.position.update
-    metrics = Metrics(job.folder, resumed_at=done) if world.first else None
+    metrics = Metrics(job.folder, resumed_at=done, again=due) if world.first else None
     try:
         with stop.listening():
             loop = Loop(machine, metrics, stop)
+            loop.judge.check_room()
             loop.judge.baseline()
-            if latest is not None and _due(latest, world):
+            if latest is not None and due:
                 loop.judge.examine(latest)
             loop.run()
     finally:
@@ -240,7 +242,7 @@ class Loop:
             if asked:
                 raise KeyboardInterrupt
         elif self.section.validate_every and done % self.section.validate_every == 0:
-            self.judge.validate()
+            self._validate()
         if starved:
             share = "" if starving is None else f" {starving:.0%} of"
             self._fail(
@@ -249,6 +251,14 @@ class Loop:
                 update,
                 symmetric=True,
             )
+
+    def _validate(self) -> None:
+        """Held-out figures between two checkpoints; a wish to stop keeps what was learnt."""
+        try:
+            self.judge.validate()
+        except KeyboardInterrupt:
+            self.judge.save(self.spikes, scheduled=False)
+            raise
 
     def _starving(self, seconds: float, waited: float) -> float | None:
         verdict = self.starved.add(seconds, waited)

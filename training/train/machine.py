@@ -21,6 +21,7 @@ from training.train.optimizer import Optimizer
 from training.train.parallel import Replica, World
 from training.train.proof import prove_rope, prove_states
 from training.train.rows import Row, Update, pack_rows, plan_epoch
+from training.train.stopping import Stop
 from training.train.target import TargetTensors, read_tensors
 from training.train.validation import HeldOut, Tally, measure
 
@@ -78,15 +79,19 @@ class Machine:
         elif self.job.plan.drafter.finetune is not None:
             self._check_rope(drafter)
 
-    def held_out(self, rows: Sequence[Row] | None = None) -> Tally:
-        """This process's counts over the held-out rows (or `rows`); nothing is learnt from them."""
-        mine = self.held_rows if rows is None else rows
-        mine = mine[self.world.rank :: self.world.size]
+    def held_out(self, stop: Stop | None = None) -> Tally:
+        """This process's counts over the held-out rows; nothing is learnt from them.
+
+        Where `stop` was asked to the rest is left out.
+        """
+        mine = self.held_rows[self.world.rank :: self.world.size]
         tally = Tally(self.job.plan.evaluate.k, self.objective)
         self.replica.gather()
         feed = Feed(self.job.source, mine, self.job.facts.vocab_size, self.waiting)
         try:
             for row in feed:
+                if stop is not None and stop.asked:
+                    break
                 captured = to_device(row.captured, self.world.device, self.objective.dtype)
                 self.replica.look(measure(self.objective, tally, row, captured))
         finally:

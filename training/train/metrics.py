@@ -21,13 +21,16 @@ EVENTS = "tensorboard"
 class Metrics:
     """Appends to `metrics.jsonl` and the event files of a train folder.
 
-    On a resume, records behind the checkpoint are dropped: the updates are made again.
+    On a resume, records behind the checkpoint are dropped: the updates are made again. `again`:
+    the checkpoint itself will be examined again too.
     """
 
-    def __init__(self, folder: Path, *, resumed_at: int) -> None:
+    def __init__(self, folder: Path, *, resumed_at: int, again: bool = False) -> None:
         self.path = folder / FILE
         folder.mkdir(parents=True, exist_ok=True)
         kept = [r for r in read_metrics(folder) if r["update"] <= resumed_at]
+        if again:
+            kept = [r for r in kept if r["update"] < resumed_at or r["kind"] == "update"]
         lines = b"".join(msgspec.json.encode(record) + b"\n" for record in kept)
         write_whole(self.path, lines)
         self._file = open(self.path, "ab")  # noqa: SIM115 - open for the run's length

@@ -43,8 +43,12 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tolerance(self) -> float:
-        """The gap of the two rates that chance and rounding may make."""
-        return float(TOLERANCE + (0.25 / max(self.expected.drafted, 1)) ** 0.5)
+        """The gap of the two rates that rounding may make: of few drafts, two that flip whole.
+
+        The two are of the same prompts and answers, so that chance has no part in it.
+        """
+        k = len(self.expected.per_position)
+        return max(TOLERANCE, 2 * k / max(self.expected.drafted, 1))
 
     @property
     def gap(self) -> float | None:
