@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from harness.errors import GateFailed, UsageError
+from harness.errors import GateFailed, HarnessError, UsageError
 from training.folders import VOCAB_FILE, Stage, stage_folder
 from training.gate import Check, Gate, passed_gate, read_gate, said, write_gate
 from training.plan import TrainingPlan
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from training.train.validation import HeldOut
 
 STAGE: Stage = "train"
+STOPPED = 130
 BEFORE: tuple[Stage, ...] = ("generate", "capture", "vocab")
 FREE = (
     "keep_checkpoints",
@@ -48,8 +49,23 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
 
     with enter() as world:
         console = Console(speaks=world.first)
-        with console.speaking():
+        with console.speaking(), one_voice(world):
             return _run(plan, work, world, console)
+
+
+@contextmanager
+def one_voice(world: World) -> Iterator[None]:
+    """What all processes end with alike is told by the first alone; the others only end."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if world.first:
+            raise
+        raise SystemExit(STOPPED) from None
+    except GateFailed as error:
+        if world.first:
+            raise
+        raise SystemExit(error.exit_code) from None
 
 
 def _run(plan: TrainingPlan, work: Path, world: World, console: Console) -> Gate:
@@ -115,12 +131,22 @@ def sections(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def _begin(folder: Path, plan: TrainingPlan, inputs: dict[str, str], world: World) -> Gate | None:
-    """The gate where the stage has ended; one process asks for all."""
+    """The gate where the stage has ended; one process asks for all, and its error ends all."""
     from training.kept import begin_stage
     from training.train.parallel import from_first
 
-    done = begin_stage(folder, STAGE, sections(plan), inputs) if world.first else None
-    return from_first(done, world)
+    done: Gate | HarnessError | None = None
+    if world.first:
+        try:
+            done = begin_stage(folder, STAGE, sections(plan), inputs)
+        except HarnessError as error:
+            done = error
+    done = from_first(done, world)
+    if isinstance(done, HarnessError):
+        if world.first:
+            raise done
+        raise SystemExit(done.exit_code)
+    return done
 
 
 @contextmanager
