@@ -421,6 +421,28 @@ def test_noise_and_checkpointed_layers_go_on_exactly(root: Path, tmp_path: Path)
     assert same_weights(one, other)
 
 
+def test_an_mla_head_takes_the_targets_ranks_and_yarn(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "root", family="deepseek", count=16)
+    job = job_of(root, tmp_path / "train", "drafter.kind=mla", "train.lr=1e-2")
+    run_job(job)
+    spec = load(best_of(job.folder) or job.folder).spec
+    assert spec.mla is not None and spec.mla.kv_lora_rank == 32
+    assert spec.rope.scaling is not None and spec.rope.scaling["rope_type"] == "yarn"
+    found = read_examination(best_of(job.folder) or job.folder)
+    assert found is not None and found.served is not None
+    assert found.served.real == found.served.expected
+
+
+def test_a_target_too_large_to_be_served_is_told_before_the_training(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.train.serving.free_memory", lambda: 1000)
+    with pytest.raises(UsageError, match=r"train\.serve_check: .*train\.serve_check=0"):
+        run_job(job_of(root, tmp_path / "train"))
+    gate = run_job(job_of(root, tmp_path / "train", "train.serve_check=0"))
+    assert gate.passed
+
+
 def test_starvation_ends_the_training_and_keeps_what_was_learnt(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,21 @@ def test_the_console_breaks_every_long_silence(monkeypatch: pytest.MonkeyPatch) 
     assert not silent.getvalue()
 
 
+def test_a_terminal_has_a_live_table_and_lines_above_it() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    console = Console(stream=stream)
+    with console.speaking():
+        console.figures("update 1/9", {"loss": "2.5"})
+        console.say("train: a line [of brackets]")
+    text = stream.getvalue()
+    assert "update 1/9" in text and "2.5" in text
+    assert "a line [of brackets]" in text
+
+
 def state(update: int, *, scheduled: bool = True) -> disk.TrainingState:
     return disk.TrainingState(
         update=update, epoch=0, in_epoch=update, scheduled=scheduled, tokens=0, losses=()

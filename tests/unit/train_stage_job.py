@@ -110,9 +110,9 @@ def _make_readable(model: Any, folder: Path) -> None:
     first, end = USED
     follows = torch.randperm(end - first, generator=generator) + first
     with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(0.05)
-            layer.mlp.down_proj.weight.mul_(0.05)
+        for name, parameter in model.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                parameter.mul_(0.05)
         model.lm_head.weight.mul_(0.1)
         model.lm_head.weight[follows] = model.model.embed_tokens.weight[first:end] * 10
         model.model.norm.weight.uniform_(0.6, 1.4)

@@ -57,16 +57,29 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         return None if real is None or expected is None else expected - real
 
 
-def check_servable(target: Path) -> None:
-    """Raises `UsageError` where the reference engine could never serve the target."""
+def check_servable(target: Path, device: str) -> None:
+    """Raises `UsageError` where the reference engine could never serve the target here."""
     from engines.reference.config import read_config
 
+    way_out = "use --set train.serve_check=0 to train without"
     try:
         read_config(target)
     except EngineUsageError as error:
+        raise UsageError(f"train.serve_check: {error}; {way_out}") from None
+    needed = sum(file.stat().st_size for file in target.glob("*.safetensors"))
+    free = free_memory()
+    if device == "cpu" and needed > 0.8 * free:
         raise UsageError(
-            f"train.serve_check: {error}; use --set train.serve_check=0 to train without"
-        ) from None
+            f"train.serve_check: to serve {target} takes {needed / 2**30:.1f} GiB of memory, "
+            f"{free / 2**30:.1f} GiB are free; {way_out}"
+        )
+
+
+def free_memory() -> int:
+    """Bytes that this machine could still give."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def serve(

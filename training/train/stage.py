@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,11 +46,13 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     do not fit, `TrainingError` (exit 3) where it cannot go on, KeyboardInterrupt after a signal.
     """
     from training.train.console import Console
-    from training.train.parallel import enter
 
-    with enter() as world:
-        console = Console(speaks=world.first)
-        with console.speaking(), one_voice(world):
+    console = Console(speaks=os.environ.get("RANK", "0") == "0")
+    with console.speaking():
+        console.doing("loading torch")
+        from training.train.parallel import enter
+
+        with enter() as world, one_voice(world):
             return _run(plan, work, world, console)
 
 
@@ -94,7 +97,7 @@ def train_job(
     from training.train.stopping import Stop
 
     if job.plan.train.serve_check:
-        check_servable(job.facts.folder)
+        check_servable(job.facts.folder, job.plan.engine.device)
     train(job, world, console, Stop())
     if world.first:
         write_gate(job.folder, judged(job, inputs))
