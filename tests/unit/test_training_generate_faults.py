@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from harness.errors import GateFailed, UsageError
 from training.folders import stage_folder
 from training.gate import Gate
 from training.generate import stage
+from training.generate.shards import ShardWriter
 from training.generate.text import read_text
 from training.plan import read_plan
 from training.samples import Sample, read_samples
@@ -307,3 +309,32 @@ def test_a_damaged_shard_is_told_and_nothing_is_asked(case: Case) -> None:
         with pytest.raises(UsageError, match=r"samples-00000.jsonl, line 1: not a sample"):
             case.run(url)
     assert len(seen.bodies) == asked
+
+
+def test_a_full_disk_keeps_what_is_there_and_the_next_run_goes_on(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, number = ShardWriter.append, iter(range(100))
+
+    def append(self: ShardWriter, sample: Sample) -> None:
+        if next(number) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(self, sample)
+
+    with running(lambda number, body: by_ids(case.text, said(body))) as (url, _):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+            patch.setattr(ShardWriter, "append", append)
+            case.run(url, "generate.concurrency=1")
+        assert len(case.samples()) == 3
+        assert case.run(url).passed and len(case.samples()) == COUNT
+
+
+def test_a_plan_that_gave_no_sample_yet_may_change(case: Case) -> None:
+    def refusing(number: int, body: dict[str, Any]) -> Sequence[Step]:
+        return [whole("400 Bad Request", '{"error": {"message": "no"}}')]
+
+    with running(refusing) as (url, _), pytest.raises(GateFailed, match="failed share 1 "):
+        case.run(url)
+    with running(lambda number, body: by_ids(case.text, said(body))) as (url, _):
+        assert case.run(url, "generate.max_tokens=99").passed
+    assert case.told("made_from.json")["made"]["plan"]["generate"]["max_tokens"] == 99

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -171,3 +172,18 @@ def test_progress_tells_rates_and_time_left_at_a_steady_pace(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3  # at 15, 30 and 45 seconds, whether samples end or not
     assert lines[-1].startswith("generate: 63/100 samples  0.51 samples/s  26 tokens/s  1:12 left")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal_is_a_bar_with_the_same_words() -> None:
+    now, stream = [0.0], Terminal()
+    meter = Meter(10, 4, stream=stream, clock=lambda: now[0])
+    now[0] = 2.0
+    meter.add(tokens=30)
+    meter.fail()
+    meter.close()
+    assert "5/10 samples, 1 failed  0.50 samples/s  15 tokens/s  0:08 left" in stream.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -66,13 +67,15 @@ def until(process: subprocess.Popen[str], out: Path, count: int) -> None:
         time.sleep(0.002)
 
 
-def kill_and_resume(command: Command, tmp_path: Path, kills: int, seed: int) -> None:
+def kill_and_resume(
+    command: Command, tmp_path: Path, kills: int, seed: int, count: int = COUNT
+) -> None:
     """Kill -9 after random numbers of samples, then finish; the same as an uninterrupted run."""
     rng = random.Random(seed)
     out, whole = tmp_path / "killed", tmp_path / "whole"
     for _ in range(kills):
         process = start(command(out))
-        until(process, out, lines(out) + rng.randint(0, max(1, COUNT // kills)))
+        until(process, out, lines(out) + rng.randint(0, max(1, count // kills)))
         time.sleep(rng.random() * 0.02)  # anywhere within a sample, a write, a judgement
         process.kill()
         process.communicate()
@@ -84,7 +87,7 @@ def kill_and_resume(command: Command, tmp_path: Path, kills: int, seed: int) -> 
     gates = [json.loads((folder / "gate.json").read_text()) for folder in (killed, uninterrupted)]
     assert gates[0] == gates[1] and gates[0]["passed"]
     ids = [one.id for one in read_samples(killed, dropped=True)]
-    assert len(ids) == len(set(ids)) == lines(out) == COUNT
+    assert len(ids) == len(set(ids)) == lines(out) == count
 
 
 def test_five_kills(scripted: tuple[Command, Seen], tmp_path: Path) -> None:
@@ -95,6 +98,35 @@ def test_five_kills(scripted: tuple[Command, Seen], tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(2, 5))
 def test_thirty_kills(scripted: tuple[Command, Seen], tmp_path: Path, seed: int) -> None:
     kill_and_resume(scripted[0], tmp_path, kills=30, seed=seed)
+
+
+@pytest.mark.full
+def test_kills_with_an_engine_that_the_stage_started(
+    demo_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = f"SPEC_HARNESS_TEST={tmp_path}"
+    monkeypatch.setenv(*mark.split("="))
+
+    def command(out: Path) -> list[str]:
+        sets = ["workload.num_prompts=40", "engine.threads=1", "generate.concurrency=4"]
+        parts = [part for item in sets for part in ("--set", item)]
+        return [sys.executable, "-m", "training", "generate", "--out", str(out), *parts]
+
+    kill_and_resume(command, tmp_path, kills=8, seed=7, count=40)
+    deadline = time.monotonic() + 60  # an engine notices that its starter is gone
+    while left := _marked(mark):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.5)
+
+
+def _marked(mark: str) -> list[str]:
+    """The processes that have `mark` in their environment, by number."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

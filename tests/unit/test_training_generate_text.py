@@ -88,6 +88,9 @@ def test_parts_of_answers_without_and_with_open_thought(
     plain = keeping.prompt_ids(MESSAGES, {})
     opened = forgetful.prompt_ids(MESSAGES, {})
     assert forgetful.opened(opened) and not keeping.opened(plain)
+    short = [{"role": "assistant", "content": ""}]  # an earlier thought, closed, stands near
+    assert forgetful.opened(forgetful.prompt_ids(short, {}))
+    assert not forgetful.opened([*opened, forgetful.think_ids[1] or 0])
     assert keeping.parts(plain, keeping.encode("it is 3<|end|>")).reasoning is None
     assert keeping.parts(plain, keeping.encode("<think>a b")) == ("<think>a b", "a b", None)
     assert forgetful.parts(opened, forgetful.encode("a b")) == ("a b", "a b", None)

@@ -13,6 +13,7 @@ import msgspec
 from harness.errors import UsageError
 from training.gate import Check, write_whole
 from training.generate.collect import variables_of
+from training.generate.meter import Pace
 from training.generate.text import TargetText
 from training.generate.wanted import Wanted
 from training.plan import GenerateSection, TrainingPlan
@@ -105,7 +106,9 @@ def examine(folder: Path, text: TargetText, plan: TrainingPlan, wanted: Sequence
     asked = {one.id: one for one in wanted}
     every = max(1, len(asked) // MOST_ENCODED)
     seen: set[bytes] = set()
+    pace = Pace("generate: judged", len(asked))
     for number, sample in enumerate(read_samples(folder)):
+        pace.step()
         if sample.id not in asked:
             raise UsageError(
                 f"{folder}: holds sample {sample.id!r}, which the plan does not ask for; give "

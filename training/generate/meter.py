@@ -83,6 +83,23 @@ class Meter:
         print(f"generate: {self.line()}", file=self._stream, flush=True)
 
 
+class Pace:
+    """Tells at a steady pace how far a pass over `total` things is: `what 300/1000`."""
+
+    def __init__(self, what: str, total: int, *, clock: Any = time.monotonic) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._clock = clock
+        self._shown = clock()
+
+    def step(self) -> None:
+        """One more is done."""
+        self._done += 1
+        now = self._clock()
+        if now - self._shown >= PLAIN_EVERY_S:
+            self._shown = now
+            print(f"{self._what} {self._done}/{self._total}", file=sys.stderr, flush=True)
+
+
 def _bar(stream: TextIO, total: int, done: int) -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn

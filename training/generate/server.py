@@ -20,6 +20,7 @@ from harness.errors import UsageError, one_line
 from harness.load.streaming.origin import Origin
 from harness.load.streaming.plain import plain_client
 from harness.load.streaming.pool import check_client
+from training.generate.meter import PLAIN_EVERY_S
 from training.generate.target import LONGEST_CONTEXT
 from training.plan import TrainingPlan
 from training.progress import note
@@ -96,13 +97,6 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
     if plan.generate.url is not None:
         yield _attached(plan, adapter)
         return
-    shown: list[str] = []
-
-    def on_phase(phase: str, elapsed_s: float) -> None:
-        if phase not in shown or elapsed_s > 30 * len(shown):
-            shown.append(phase)
-            note(f"generate: starting {adapter.name}: {phase} ({elapsed_s:.0f} s)")
-
     spec = serve_spec(plan, target, context)
     with EngineProcess(
         adapter,
@@ -110,7 +104,7 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
         workdir=folder / "engine",
         log_path=folder / "engine.log",
         deadline_s=plan.engine.startup_deadline_s,
-        on_phase=on_phase,
+        on_phase=_teller(adapter.name),
     ) as process:
         process.start()
         process.wait_ready()
@@ -119,7 +113,9 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
             url=process.base_url,
             model=spec.served_name,
             adapter=adapter,
-            version=_version(plan, adapter.name, process.base_url, None),
+            version=_own_version()
+            if adapter.name == "reference"
+            else _version(plan, process.base_url, None),
             context=context,
             gone=lambda: None if process.alive() else str(process.failure()),
             failed=lambda reason: (
@@ -128,6 +124,18 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
                 else process.failure()
             ),
         )
+
+
+def _teller(name: str) -> Callable[[str, float], None]:
+    """Tells each phase of a start as it begins, and that it still goes on every so often."""
+    shown: list[tuple[str, float]] = []
+
+    def on_phase(phase: str, elapsed_s: float) -> None:
+        if not shown or shown[-1][0] != phase or elapsed_s - shown[-1][1] >= PLAIN_EVERY_S:
+            shown.append((phase, elapsed_s))
+            note(f"generate: starting {name}: {phase} ({elapsed_s:.0f} s)")
+
+    return on_phase
 
 
 def serve_spec(plan: TrainingPlan, target: Path, context: int) -> ServeSpec:
@@ -181,7 +189,7 @@ def _attached(plan: TrainingPlan, adapter: Adapter) -> Server:
         url=root,
         model=wanted,
         adapter=adapter,
-        version=_version(plan, adapter.name, root, key),
+        version=_version(plan, root, key),
         context=context,
         gone=lambda: None,
         failed=lambda reason: EngineFailed(f"{root}: {reason}", phase="serving"),
@@ -203,13 +211,16 @@ def _get(plan: TrainingPlan, root: str, path: str, key: str | None) -> dict[str,
     return value if isinstance(value, dict) else "the answer is no JSON object"
 
 
-def _version(plan: TrainingPlan, name: str, root: str, key: str | None) -> str | None:
+def _own_version() -> str | None:
+    """Of the embedded engine, which is a part of this package; None where that is not installed."""
+    try:
+        return metadata.version("spec-harness")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _version(plan: TrainingPlan, root: str, key: str | None) -> str | None:
     """The engine's version as it tells it; None where it does not."""
-    if name == "reference":
-        try:
-            return metadata.version("spec-harness")
-        except metadata.PackageNotFoundError:
-            return None
     for path in ("/version", "/server_info"):
         told = _get(plan, root, path, key)
         if isinstance(told, dict) and isinstance(told.get("version"), str):

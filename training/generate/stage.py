@@ -22,7 +22,7 @@ from harness.load.streaming.client import check_prompts
 from training.folders import Stage, stage_folder
 from training.gate import GATE, Gate, read_gate, said, write_gate, write_whole
 from training.generate.made_from import Begun, MadeFrom, changes, read_begun, write_begun
-from training.generate.meter import Meter
+from training.generate.meter import Meter, Pace
 from training.generate.server import check_server, context_for, own_context, serving
 from training.generate.shards import ShardWriter, locked
 from training.generate.stopping import stoppable
@@ -31,7 +31,7 @@ from training.generate.text import TargetText, read_text
 from training.generate.wanted import Talk, Wanted, answered, talks, wanted_samples
 from training.plan import TrainingPlan
 from training.progress import note
-from training.samples import read_samples, shard_paths
+from training.samples import read_samples, shard_paths, whole_lines
 
 STAGE: Stage = "generate"
 MANIFEST = "manifest.json"
@@ -146,7 +146,11 @@ def _begun(folder: Path, made: MadeFrom) -> Begun:
         begun = Begun(made=made)
         write_begun(folder, begun)
     changed = changes(begun.made, made)
-    if changed:
+    if changed and next(whole_lines(folder), None) is None:  # nothing to mix with
+        (folder / GATE).unlink(missing_ok=True)
+        begun = Begun(made=made)
+        write_begun(folder, begun)
+    elif changed:
         raise UsageError(
             f"{folder}: begun from something else: {'; '.join(changed)}; give another --out, or "
             "remove that folder to start anew"
@@ -169,11 +173,14 @@ def _collect(plan: TrainingPlan, folder: Path, job: _Job, left: list[Talk]) -> B
     todo = sum(len(talk.wanted) for talk in left)
     done = len(job.wanted) - todo
     note(f"generate: {todo} samples to go of {len(job.wanted)}, {done} are there")
-    lengths = [len(prompt_ids(job.text, talk.prompt, plan)) for talk in left]
-    most = [talk.prompt.max_tokens or plan.generate.max_tokens for talk in left]
-    longest = max(a + b for a, b in zip(lengths, most, strict=True))
+    longest, pace = 0, Pace("generate: prompts measured", len(left))
+    for talk in left:
+        most = talk.prompt.max_tokens or plan.generate.max_tokens
+        longest = max(longest, len(prompt_ids(job.text, talk.prompt, plan)) + most)
+        pace.step()
     with serving(plan, job.target, context_for(plan, job.target, longest), folder) as server:
-        begun = _begin(folder, server.name, server.version, plan.generate.url)
+        attached = None if plan.generate.url is None else server.url
+        begun = _begin(folder, server.name, server.version, attached)
         meter = Meter(len(job.wanted), done)
         with ShardWriter(folder, plan.generate.shard_samples) as writer:
             collector = Collector(plan, job.text, server, writer)

@@ -21,11 +21,18 @@ _TEXT_FILES = (
 
 
 def demo_pair(plan: TrainingPlan) -> Path:
-    """The demo pair's folder, made first where it is not there. Raises `UsageError`."""
+    """The demo pair's folder, made first where it is not there. Raises `UsageError`.
+
+    Its target and prompts are all that is wanted: a drafter that is out of date is left alone.
+    """
     from training.demo import pair
 
+    target, drafter = pair.configs(plan.demo.target, plan.demo.drafter)
+    folder = pair.pair_folder(target)
+    if pair.target_ready(folder):
+        return folder
     try:
-        return pair.make(*pair.configs(plan.demo.target, plan.demo.drafter))
+        return pair.make(target, drafter)
     except pair.PairError as error:
         raise UsageError(str(error)) from None
 

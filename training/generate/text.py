@@ -111,7 +111,8 @@ class TargetText:
         tail = list(prompt_ids[-OPENED_WITHIN:])
         if first is None:
             return self.decode(tail).rstrip().endswith(THINK)
-        return first in tail and last not in tail[tail.index(first) :]
+        behind = tail[::-1]
+        return first in behind and last not in behind[: behind.index(first)]
 
     def parts(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Parts:
         """The parts of an answer by its ids; a thought that was never closed has no answer."""
