@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ def greedy_samples(target: Path, prompts: Sequence[Sequence[int]], tokens: int) 
     ]
 
 
+def demo_samples(pair: Path, count: int, tokens: int = 48) -> list[Sample]:
+    """Greedy answers of the demo pair's target to its first held-out prompts."""
+    from engines.reference.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(pair / "target")
+    lines = (pair / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+    asked = [tokenizer.render(json.loads(line)["messages"]) for line in lines]
+    prompts = [tokenizer.encode(text, special=False) for text in asked]
+    return greedy_samples(pair / "target", prompts, tokens)
+
+
 def write_samples(work: Path, samples: Sequence[Sample], *, digest: str = "d1") -> None:
     """A samples folder with a passed gate."""
     folder = work / "samples"
@@ -69,7 +81,7 @@ def read_back(folder: Path, *, dropped: bool = False) -> Iterator[Sample]:
         yield msgspec.json.decode(line, type=Sample)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def samples_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage reads what `write_samples` wrote, whatever the reader of the day does."""
     monkeypatch.setattr(sample_files, "read_samples", read_back)

@@ -97,10 +97,14 @@ class StoredStates:
         if self.layout.dtype == "fp8":
             aux = dequantise(aux, found["aux_scale"])
             last = dequantise(last, found["last_scale"])
+        else:
+            # A slice of a memory map is not read until it is touched: read it here, in the thread
+            # that reads ahead.
+            aux, last = aux.clone(), last.clone()
         return SampleStates(
             sample_id=self.sample_ids[index],
             category=self.categories[index],
-            token_ids=found["token_ids"],
+            token_ids=found["token_ids"].clone(),
             loss_from=self._loss_from[shard][number],
             aux=aux,
             last_normed=last,

@@ -41,6 +41,8 @@ class ServedCapturer:
 
     name = "served"
     last_is_normed = True
+    headroom = 1
+    """Positions that a sample must leave free: the token to generate, and what the engine keeps."""
 
     def __init__(
         self, spec: CaptureSpec, adapter: Adapter, args: tuple[str, ...], env: dict[str, str]
@@ -49,17 +51,18 @@ class ServedCapturer:
         self.facts: TargetFacts = target_facts(spec.target)
         check_layers(spec.aux_layers, self.facts)
         self.layers = inner_layers(spec.aux_layers, self.facts.layers)
-        if spec.max_length + 1 > self.facts.max_positions:
+        if spec.max_length + self.headroom > self.facts.max_positions:
             raise EngineUsageError(
-                f"{spec.target}: samples of {spec.max_length} tokens and one to generate, but the "
-                f"target has {self.facts.max_positions} positions: lower capture.max_length"
+                f"{spec.target}: samples of {spec.max_length} tokens, but {self.name} takes "
+                f"{self.facts.max_positions - self.headroom} of the target's "
+                f"{self.facts.max_positions} positions: lower capture.max_length"
             )
         self.folder = states_folder(spec)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.engine = EngineProcess(
             adapter,
-            _serve_spec(spec, args, env),
+            _serve_spec(spec, spec.max_length + self.headroom, args, env),
             workdir=spec.workdir,
             log_path=spec.workdir / f"{adapter.name}.log",
             deadline_s=spec.startup_deadline_s,
@@ -178,13 +181,15 @@ def read_chunks(folder: Path, request: str, tokens: int) -> tuple[Tensor, Tensor
     return torch.cat(ids), torch.cat(states)
 
 
-def _serve_spec(spec: CaptureSpec, args: tuple[str, ...], env: dict[str, str]) -> ServeSpec:
+def _serve_spec(
+    spec: CaptureSpec, positions: int, args: tuple[str, ...], env: dict[str, str]
+) -> ServeSpec:
     return ServeSpec(
         target=spec.target,
         served_name=SERVED_NAME,
         port=free_port(),
         dtype=spec.dtype,
-        max_model_len=spec.max_length + 1,
+        max_model_len=positions,
         max_num_seqs=spec.batch,
         kv_cache_gib=spec.kv_cache_gib,
         tensor_parallel=spec.tensor_parallel,

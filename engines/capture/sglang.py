@@ -33,6 +33,7 @@ class SglangCapturer(ServedCapturer):
     """SGLang's server, asked for one token behind each sample."""
 
     name = "sglang"
+    headroom = 8  # it refuses inputs within six of the context's end
 
     def __init__(self, spec: CaptureSpec) -> None:
         paths = [str(PLUGIN)]
@@ -58,7 +59,9 @@ def capture_arguments(spec: CaptureSpec) -> tuple[str, ...]:
     facts = target_facts(spec.target)
     layers = inner_layers(spec.aux_layers, facts.layers)
     try:
-        ids = aux_ids_for("sglang", layers, facts.architecture)
+        # In any order: states come in the order of the layers. Highest first, for on DeepSeek-like
+        # targets a list that begins with 1 is read one layer later.
+        ids = aux_ids_for("sglang", layers[::-1], facts.architecture)
     except DrafterError as error:
         raise EngineUsageError(str(error)) from None
     hook = {

@@ -154,13 +154,13 @@ def test_what_served_engines_are_told(target: Path) -> None:
     if "Llama" in facts.architecture:
         told = capture_arguments(spec(target, 2, 1))
         at = told.index("--return-aux-hidden-state-layer-ids")
-        assert told[at + 1 : at + 3] == ("0", "1")  # SGLang adds one
+        assert told[at + 1 : at + 3] == ("1", "0")  # SGLang adds one
         return
-    told = capture_arguments(spec(target, 2))
+    told = capture_arguments(spec(target, 1, 2))
     at = told.index("--return-aux-hidden-state-layer-ids")
-    assert told[at + 1] == "2"
+    assert told[at + 1 : at + 3] == ("2", "1")  # never 1 first: it would be read as 2
     with pytest.raises(EngineUsageError, match="begins with 1"):
-        capture_arguments(spec(target, 1, 2))
+        capture_arguments(spec(target, 1))
 
 
 class _Batch:

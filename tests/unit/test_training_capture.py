@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,26 @@ import torch
 from capture_samples import (
     greedy_samples,
     plan_for,
-    samples_readable,  # noqa: F401  # a fixture used by every test here
+    samples_readable,  # noqa: F401  # a fixture
     write_samples,
 )
-from reference_models import build_target, prompts
+from reference_models import build_drafter, build_target, prompts
 
+from drafters.checkpoint import save
+from engines.base import EngineUsageError
 from engines.capture.base import Capturer, CaptureSpec, RowStates, open_capturer
 from engines.capture.target import final_norm, target_facts
 from harness.errors import GateFailed, UsageError
-from training.capture import stage
+from training.capture import stage, store
 from training.capture.checks import stacked
 from training.capture.store import read_index
 from training.errors import TrainingError
 from training.gate import Gate, read_gate
-from training.plan import TrainingPlan
+from training.plan import HeadSection, TrainingPlan
 from training.samples import Sample
 from training.states import open_source, open_states
+
+pytestmark = pytest.mark.usefixtures("samples_readable")
 
 LENGTHS = (5, 40, 7, 7, 33, 50, 12, 12, 64, 9)
 
@@ -224,6 +229,39 @@ def test_long_samples_are_cut_and_prompts_without_answer_left_out(
     assert list(states.lengths) == [min(60, len(sample.token_ids)) for sample in kept]
 
 
+def test_mistakes_are_said_in_one_line(target: Path, work: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the stage generate has not ended"):
+        stage.run(plan_for(target), tmp_path / "empty")
+    with pytest.raises(EngineUsageError, match=r"aux layer 9: .* has 3 layers"):
+        stage.run(plan_for(target, aux_layers=(2, 9)), work)
+    with pytest.raises(UsageError, match="no sample has a token that carries loss"):
+        stage.run(plan_for(target, max_length=3), work)
+    with pytest.raises(UsageError, match="3 layers, too few for the usual aux layers"):
+        stage.run(plan_for(target, aux_layers=None), work)
+    assert not (work / "states").exists()
+
+
+def test_a_finetuned_drafters_own_layers_are_captured(
+    target: Path, work: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "drafter"
+    save(build_drafter("llama", aux_layers=(2, 0)), folder)
+    plan = msgspec.structs.replace(
+        plan_for(target, aux_layers=None), drafter=HeadSection(finetune=str(folder))
+    )
+    stage.run(plan, work)
+    assert open_states(work / "states").aux_layers == (2, 0)
+
+
+def test_the_embeddings_and_the_last_state_are_layers_too(target: Path, work: Path) -> None:
+    gate = stage.run(plan_for(target, aux_layers=(3, 0), dtype="float32"), work)
+    states = open_states(work / "states").read(1)
+    torch.testing.assert_close(states.aux[:, :64], states.last_normed)
+    embedding = target_facts(target).embedding()
+    torch.testing.assert_close(states.aux[:, 64:], embedding[states.token_ids])
+    assert check(gate, "layers").value == "[3, 0, 3]"
+
+
 def test_too_small_a_disk_is_said_before(
     target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +271,28 @@ def test_too_small_a_disk_is_said_before(
     monkeypatch.setattr(stage.shutil, "disk_usage", lambda _: Usage)
     with pytest.raises(UsageError, match=r"bytes a token.*are free: make room"):
         stage.run(plan_for(target), work)
+
+
+def test_a_disk_that_fills_up_keeps_what_is_whole(
+    target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_for(target, shard_tokens=120)
+    real, left = store._write, [25]
+
+    def full(file: int, data: Any, at: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(file, data, at)
+
+    monkeypatch.setattr(store, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        stage.run(plan, work)
+    have = _digests(work)
+    assert have and not list((work / "states").glob(".*.partial"))
+    monkeypatch.setattr(store, "_write", real)
+    stage.run(plan, work)
+    assert _digests(work)[: len(have)] == have
 
 
 def test_online_gives_what_is_stored(target: Path, work: Path, tmp_path: Path) -> None:

@@ -127,22 +127,25 @@ def _check_disk(folder: Path, inputs: Inputs, index: StatesIndex, plan: Training
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UsageError(
-            f"{folder}: the states of {tokens:,} tokens take {_gib(whole)} "
-            f"({whole / tokens:,.0f} bytes a token), {_gib(needed)} of them still to come, and "
-            f"{_gib(free)} are free: make room, or set capture.dtype=fp8, capture.online=true or a "
-            "smaller capture.max_length"
+            f"{folder}: the states of {tokens:,} tokens take {_size(whole)} "
+            f"({whole / tokens:,.0f} bytes a token), {_size(needed)} of them still to come, and "
+            f"{_size(free)} are free: make room, or set capture.dtype=fp8, capture.online=true or "
+            "a smaller capture.max_length"
         )
 
 
-def _gib(size: float) -> str:
-    return f"{size / 2**30:,.2f} GiB"
+def _size(size: float) -> str:
+    """A size in the unit that reads best."""
+    if size < 2**30:
+        return f"{size / 2**20:,.1f} MiB"
+    return f"{size / 2**30:,.1f} GiB"
 
 
 def _tell(plan: TrainingPlan, inputs: Inputs) -> None:
     """What is about to be captured, in one line."""
     tokens = sum(len(row.token_ids) for row in inputs.rows)
     size = inputs.layout.size(len(inputs.rows), tokens)
-    kept = "nothing is stored" if plan.capture.online else f"{_gib(size)} {plan.capture.dtype}"
+    kept = "nothing is stored" if plan.capture.online else f"{_size(size)} {plan.capture.dtype}"
     cut = f", {inputs.cut} cut at {plan.capture.max_length} tokens" if inputs.cut else ""
     left = f", {inputs.left_out} left out (no answer within it)" if inputs.left_out else ""
     note(

@@ -7,6 +7,7 @@ than a batch. Only a whole shard gets its name, and only then its line in `index
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -249,7 +250,7 @@ def _reserve(file: int, size: int) -> None:
     try:
         os.posix_fallocate(file, 0, size)
     except (AttributeError, OSError) as error:
-        if getattr(error, "errno", None) == 28:  # ENOSPC
+        if getattr(error, "errno", None) == errno.ENOSPC:
             raise
         os.ftruncate(file, size)
 
