@@ -323,13 +323,19 @@ def _time(plan: TrainingPlan, sizes: Sizes) -> Iterator[Figure]:
         name="an epoch",
         value=epoch,
         unit="seconds",
-        how=f"at {rate:,.0f} tokens/s: {given.train_tokens_per_s:,.0f} ({given.source}), scaled by "
-        "the arithmetic of a token and the number of processes",
+        how=f"at {rate:,.0f} tokens/s: {given.train_tokens_per_s:,.0f} ({given.source})"
+        + _scaled(plan),
     )
     train = plan.train.epochs * epoch * (1 + given.validate_share)
     how = f"{plan.train.epochs} epochs and their validation ({given.validate_share:.0%} of each)"
     yield Figure(section="time", name="train", value=train, unit="seconds", how=how)
     yield Figure(section="time", name="time in all", value=total + train, unit="seconds")
+
+
+def _scaled(plan: TrainingPlan) -> str:
+    scaled = ["the arithmetic of a token"] if plan.estimate.source == ORIGINAL else []
+    scaled += [f"{plan.estimate.processes} processes"] if plan.estimate.processes > 1 else []
+    return f", scaled by {' and '.join(scaled)}" if scaled else ""
 
 
 def relative_work(plan: TrainingPlan, sizes: Sizes) -> float:

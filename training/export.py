@@ -74,9 +74,9 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
         note(f"export: finished already in {folder}")
         return done
     exports, checks = _written(plan, source, target, folder)
-    if plan.export.load:
-        for export in exports:
-            checks += _loaded(plan, work, target, Path(export.folder), export.format)
+    loaded: list[Check] = []
+    for export in exports if plan.export.load else ():
+        loaded += _loaded(plan, work, target, Path(export.folder), export.format)
     manifest = Manifest(
         checkpoint=str(source),
         checkpoint_digest=trained.output,
@@ -85,7 +85,7 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     )
     data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
     write_whole(folder / MANIFEST, data)
-    gate = Gate.of(STAGE, tuple(checks), output=file_digest(folder / MANIFEST), inputs=inputs)
+    gate = Gate.of(STAGE, (*loaded, *checks), output=file_digest(folder / MANIFEST), inputs=inputs)
     write_gate(folder, gate)
     if not gate.passed:
         failed = next(check for check in gate.checks if not check.passed)

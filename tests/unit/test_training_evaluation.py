@@ -82,7 +82,11 @@ def test_a_gap_to_either_side_fails_the_gate(
 
 def test_other_things_that_fail_the_gate() -> None:
     wrong = offline(EXPECTED, proof=0.4)
-    assert not judge(online(EXPECTED), wrong)[1][0].passed
+    failed = [check.name for check in judge(online(EXPECTED), wrong)[1] if not check.passed]
+    assert failed == ["the states' argmax is the answer's next token"]
+    nothing = counts(100, 0, 0, 0)
+    told = judge(online(nothing), offline(nothing))[1]
+    assert [c.name for c in told if not c.passed] == ["expected acceptance length"]
     silent = Asked(
         prompt_id="a", token_ids=None, output_tokens=None, finish_reason=None, counts=None,
         error="connection reset",
