@@ -145,7 +145,9 @@ def test_init_files_are_empty() -> None:
             assert not file.read_text().strip(), f"{file} must stay empty"
 
 
-@pytest.mark.parametrize("module", ["harness.cli", "engines.catalog", "training.__main__"])
+@pytest.mark.parametrize(
+    "module", ["harness.cli", "engines.catalog", "training.__main__", "drafters.__main__"]
+)
 def test_nothing_heavy_is_imported_before_it_is_needed(module: str) -> None:
     heavy = "{'torch', 'transformers', 'pandas', 'matplotlib', 'scipy', 'numpy', 'pyarrow'}"
     code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"

@@ -49,7 +49,7 @@ _TARGET_SOURCES = (
 _DRAFTER_SOURCES = (
     "drafters/checkpoint.py",
     "drafters/eagle3.py",
-    "drafters/formats.py",
+    "drafters/flat.py",
     "drafters/headers.py",
     "drafters/spec.py",
     "training/attention.py",
