@@ -129,7 +129,7 @@ def _from_checkpoint(
     path: Path, facts: TargetFacts, tensors: TargetTensors, aux_layers: tuple[int, ...]
 ) -> Eagle3Drafter:
     try:
-        drafter = load(path)
+        drafter = load(path, facts.folder)
     except DrafterError as error:
         raise UsageError(f"drafter.finetune: {error}") from None
     spec = drafter.spec

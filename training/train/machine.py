@@ -136,7 +136,7 @@ class Machine:
     def _resumed(self, checkpoint: Path) -> Eagle3Drafter:
         self.console.doing(f"going on from {checkpoint}")
         try:
-            drafter = load(checkpoint)
+            drafter = load(checkpoint, self.job.facts.folder)
         except (DrafterError, OSError, ValueError) as error:
             raise UsageError(
                 f"{checkpoint}: damaged ({error}); remove it to go on from the one before"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.errors import UsageError
+from training.adamw import FUSED
 from training.optim import Muon
 from training.plan import TrainSection
 from training.train.parallel import Replica, full, like
@@ -47,8 +48,9 @@ class Optimizer:
         matrices = [p for n, p in self.named if muon and _is_inner_matrix(n, p)]
         inner = {id(p) for p in matrices}
         rest = [p for p in self.parameters if id(p) not in inner]
-        decayed = [p for p in rest if p.dim() > 1]
-        plain = [p for p in rest if p.dim() <= 1]
+        vectors = {id(p) for n, p in self.named if p.dim() <= 1 or "embed_tokens" in n}
+        decayed = [p for p in rest if id(p) not in vectors]
+        plain = [p for p in rest if id(p) in vectors]
         self.parts: list[torch.optim.Optimizer] = []
         self.bases: list[float] = []
         if matrices:
@@ -59,8 +61,14 @@ class Optimizer:
             {"params": plain, "weight_decay": 0.0},
         ]
         base = section.lr * (ADAMW_BESIDE_MUON if matrices else 1.0)
+        self.fused = all(p.device.type in FUSED for p in rest)
         self.parts.append(
-            torch.optim.AdamW([g for g in groups if g["params"]], lr=base, betas=section.betas)
+            torch.optim.AdamW(
+                [g for g in groups if g["params"]],
+                lr=base,
+                betas=section.betas,
+                fused=self.fused,
+            )
         )
         self.bases.append(base)
         self.matrices = matrices
@@ -122,7 +130,11 @@ class Optimizer:
             part = self._part_of(parameter)
             for key, value in values.items():
                 whole = value.dim() > 0 and value.shape == parameter.shape
-                part.state[parameter][key] = like(value, parameter) if whole else value.clone()
+                # the fused kernel wants its step count where the parameter is
+                place = parameter.device if self.fused else value.device
+                part.state[parameter][key] = (
+                    like(value, parameter) if whole else value.clone().to(place)
+                )
 
     def _part_of(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
         for part in self.parts:
