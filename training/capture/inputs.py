@@ -113,12 +113,9 @@ def chosen_layers(plan: TrainingPlan, facts: TargetFacts) -> tuple[int, ...]:
             raise UsageError("capture.aux_layers: name at least one layer")
         return plan.capture.aux_layers
     if plan.drafter.finetune is not None:
-        from drafters.formats import from_config
-        from drafters.headers import read_headers, read_json
+        from drafters.checkpoint import load_spec
 
-        folder = Path(plan.drafter.finetune).expanduser()
-        path = folder / "config.json"
-        return from_config(read_json(path), read_headers(folder), path).aux_layers
+        return load_spec(Path(plan.drafter.finetune).expanduser(), facts.folder).aux_layers
     layers = (2, facts.layers // 2, facts.layers - 3)
     if len(set(layers)) < 3 or min(layers) < 1:
         raise UsageError(
