@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from drafters.eagle3 import Eagle3Drafter
 from drafters.spec import DrafterError
-from drafters.validate import misfits
+from drafters.validate import validate
 from engines.base import EngineUsageError
 from harness.errors import UsageError
 from training.gate import Check
@@ -98,11 +98,20 @@ def _read_back(checkpoint: Path, drafter: Eagle3Drafter) -> Check:
 
 
 def _fit(checkpoint: Path, target: Path) -> Check:
+    """Every check of `drafters validate`; an error fails the checkpoint."""
     try:
-        problem = next(misfits(checkpoint, target), "")
+        findings = validate(checkpoint, target)
+        errors = [found.line() for found in findings if found.severity == "error"]
     except DrafterError as error:
-        problem = str(error)
-    return Check(name="fits_target", passed=not problem, reason=problem)
+        errors = [str(error)]
+    return Check(
+        name="validated",
+        passed=not errors,
+        value=len(errors),
+        limit=0,
+        relation="==",
+        reason=errors[0] if errors else "",
+    )
 
 
 def _finite(held_out: HeldOut) -> Check:
