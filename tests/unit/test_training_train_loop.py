@@ -443,6 +443,23 @@ def test_a_target_too_large_to_be_served_is_told_before_the_training(
     assert gate.passed
 
 
+def test_sampled_answers_are_held_against_the_engines_own(root: Path, tmp_path: Path) -> None:
+    def sampled(sample: SampleStates) -> torch.Tensor:
+        ids = sample.token_ids.clone()
+        ids[sample.loss_from :: 4] = USED[0]  # not what the target would have said
+        return ids
+
+    samples = changed(read_states(root), token_ids=sampled)
+    out = tmp_path / "train"
+    with pytest.raises(GateFailed, match=r"only 0\.7.* are the target's own choice"):
+        run_job(job_of(root, out, samples=samples))
+    run_job(job_of(root, out, samples=samples, greedy=False))
+    found = read_examination(best_of(out) or out)
+    assert found is not None and found.served is not None
+    assert found.served.reproduced == 0 and "own answers" in found.served.states
+    assert found.served.real == found.served.expected
+
+
 def test_starvation_ends_the_training_and_keeps_what_was_learnt(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

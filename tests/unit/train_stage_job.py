@@ -133,6 +133,7 @@ def job_of(
     *sets: str,
     samples: Sequence[SampleStates] | None = None,
     vocabulary: torch.Tensor | None = None,
+    greedy: bool = True,
     delay: float = 0.0,
 ) -> Job:
     """The job of a plan over `make_root`'s states; two samples share a prompt."""
@@ -145,7 +146,7 @@ def job_of(
         read_facts(Path(plan.target.path or "")),
         source,
         prompts={sample: f"p{number // 2}" for number, sample in enumerate(ids)},
-        greedy=frozenset(ids),
+        greedy=frozenset(ids) if greedy else frozenset(),
         vocabulary=vocabulary,
     )
 
