@@ -29,7 +29,7 @@ from training.heads import read_facts  # noqa: E402
 from training.kept import begin_stage  # noqa: E402
 from training.plan import TrainingPlan, read_plan  # noqa: E402
 from training.states import SampleStates  # noqa: E402
-from training.train.job import Job, make_job  # noqa: E402
+from training.train.job import Asked, Job, make_job  # noqa: E402
 
 LAYERS = (0, 1, 2)
 USED = (5, 45)  # token ids that occur
@@ -145,8 +145,7 @@ def job_of(
         out,
         read_facts(Path(plan.target.path or "")),
         source,
-        prompts={sample: f"p{number // 2}" for number, sample in enumerate(ids)},
-        greedy=frozenset(ids) if greedy else frozenset(),
+        asked={s: Asked(prompt_id=f"p{n // 2}", greedy=greedy) for n, s in enumerate(ids)},
         vocabulary=vocabulary,
     )
 

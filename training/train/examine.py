@@ -18,7 +18,7 @@ from harness.errors import UsageError
 from training.gate import Check
 from training.plan import TrainingPlan
 from training.states import SampleStates
-from training.train.checkpoints import CHECKS, read_optimizer
+from training.train.checkpoints import CHECKS, read_optimizer, read_state
 from training.train.serving import Served, serve
 from training.train.validation import HeldOut
 
@@ -42,7 +42,6 @@ def examine(
     drafter: Eagle3Drafter,
     held_out: HeldOut,
     *,
-    update: int,
     target: Path,
     samples: Sequence[SampleStates],
     plan: TrainingPlan,
@@ -56,7 +55,9 @@ def examine(
             checks.append(_agrees(served))
         except (EngineUsageError, DrafterError) as error:
             checks.append(Check(name="served", passed=False, reason=str(error)))
-    return Examination(update=update, checks=tuple(checks), held_out=held_out, served=served)
+    return Examination(
+        update=read_state(checkpoint).update, checks=tuple(checks), held_out=held_out, served=served
+    )
 
 
 def read_examination(checkpoint: Path) -> Examination | None:

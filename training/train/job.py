@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -16,6 +17,13 @@ from training.train.split import Split, split
 
 BASELINE = "baseline.json"
 """The held-out figures before the first update."""
+
+
+class Asked(NamedTuple):
+    """What a sample answers, and whether it was answered without sampling."""
+
+    prompt_id: str
+    greedy: bool
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,20 +48,20 @@ def make_job(
     facts: TargetFacts,
     source: StateSource,
     *,
-    prompts: Mapping[str, str],
-    greedy: frozenset[str],
+    asked: Mapping[str, Asked],
     vocabulary: Tensor | None,
 ) -> Job:
-    """Split the samples (`prompts`: prompt id by sample id) and check that both parts are there.
+    """Split the samples (`asked`: by sample id) and check that both parts are there.
 
     Raises `UsageError`.
     """
-    unknown = [sample for sample in source.sample_ids if sample not in prompts]
+    unknown = [sample for sample in source.sample_ids if sample not in asked]
     if unknown:
         raise UsageError(
             f"the states hold sample {unknown[0]}, the samples do not ({len(unknown)} in all); "
             "capture again"
         )
+    prompts = {sample: each.prompt_id for sample, each in asked.items()}
     parts = split(source.sample_ids, prompts, plan.train.held_out, plan.train.seed)
     for name, part in (("train on", parts.train), ("validate on", parts.held_out)):
         if not part:
@@ -67,6 +75,6 @@ def make_job(
         facts=facts,
         source=source,
         split=parts,
-        greedy=greedy,
+        greedy=frozenset(sample for sample, each in asked.items() if each.greedy),
         vocabulary=vocabulary,
     )

@@ -123,7 +123,6 @@ class Judge:
                 checkpoint,
                 whole,
                 figures,
-                update=self.machine.position.update,
                 target=self.job.facts.folder,
                 samples=self._samples_to_serve(),
                 plan=self.job.plan,

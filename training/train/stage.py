@@ -173,22 +173,17 @@ def read_job(plan: TrainingPlan, work: Path, target: Path, source: StateSource) 
     """Everything to train on, from the folders of the stages before. Raises `UsageError`."""
     from training.heads import read_facts
     from training.samples import read_samples
-    from training.train.job import make_job
+    from training.train.job import Asked, make_job
 
-    prompts: dict[str, str] = {}
-    greedy: set[str] = set()
-    for sample in read_samples(stage_folder(work, "generate")):
-        prompts[sample.id] = sample.prompt_id
-        if sample.greedy:
-            greedy.add(sample.id)
+    samples = read_samples(stage_folder(work, "generate"))
+    asked = {s.id: Asked(prompt_id=s.prompt_id, greedy=s.greedy) for s in samples}
     facts = read_facts(target)
     return make_job(
         plan,
         stage_folder(work, STAGE),
         facts,
         source,
-        prompts=prompts,
-        greedy=frozenset(greedy),
+        asked=asked,
         vocabulary=read_vocabulary(stage_folder(work, "vocab") / VOCAB_FILE, facts.vocab_size),
     )
 
