@@ -368,6 +368,10 @@ def test_a_finetuned_drafter_begins_where_it_was(root: Path, whole: Path, tmp_pa
     found = read_examination(best_of(whole) or whole)
     assert found is not None
     assert before["acceptance_length"] == found.held_out.acceptance_length
+    gate = read_gate(out)
+    assert gate is not None and gate.passed
+    limit = next(c.limit for c in gate.checks if c.name == "held-out acceptance length")
+    assert isinstance(limit, float) and limit < before["acceptance_length"]
 
 
 def test_a_finetuned_drafter_must_fit_states_and_target(

@@ -34,6 +34,7 @@ from training.train.rows import group_updates, pack_rows, plan_epoch
 from training.train.split import split
 from training.train.stage import read_vocabulary
 from training.train.target import off_norm
+from training.train.validation import HeldOut
 
 FACTS = TargetFacts(
     folder=Path("target"),
@@ -312,6 +313,21 @@ def test_ropes_are_compared_by_what_they_mean() -> None:
     assert not same_rope(YARN, RopeSpec(theta=5e4))
     assert not same_rope(RopeSpec(theta=1e4), RopeSpec(theta=5e4))
     assert expected_rope("mla", msgspec.structs.replace(FACTS, mla=DIMS, rope=YARN)) == YARN
+
+
+def test_the_standard_error_is_that_of_the_accepted_counts() -> None:
+    accepted = torch.tensor([0, 3, 1, 2, 0, 0, 3, 1], dtype=torch.float64)
+    rates = tuple(float((accepted > i).double().mean()) for i in range(3))
+    figures = HeldOut(
+        **dict.fromkeys(("samples", "tokens"), 1),
+        **dict.fromkeys(("loss", "outside", "acceptance_length", "acceptance_rate")),
+        **dict.fromkeys(("accuracy", "marginal", "conditional"), ()),
+        k=3,
+        drafts=8,
+        position_rates=rates,
+    )
+    wanted = float(accepted.var(unbiased=False) / 8) ** 0.5
+    assert figures.standard_error == pytest.approx(wanted)
 
 
 def test_the_vocabulary_is_read_as_offsets(tmp_path: Path) -> None:

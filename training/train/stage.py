@@ -250,21 +250,32 @@ def judged(job: Job, inputs: dict[str, str]) -> Gate:
 
 
 def _above_trivial(job: Job, best: HeldOut | None) -> Check:
-    """The best checkpoint against the drafter before its first update."""
+    """The best checkpoint against the drafter before its first update.
+
+    A new drafter must be better. One that was gone on from may be good already: it must not have
+    become worse by more than chance.
+    """
     from training.train.job import BASELINE
     from training.train.validation import HeldOut
 
     path = job.folder / BASELINE
     before = msgspec.json.decode(path.read_bytes(), type=HeldOut) if path.is_file() else None
     limit = before.acceptance_length if before is not None else None
+    finetuned = job.plan.drafter.finetune is not None
+    if finetuned and before is not None and limit is not None:
+        limit -= 2 * (before.standard_error or 0.0)
     value = best.acceptance_length if best is not None else None
+    passed = value is not None and limit is not None
+    if value is not None and limit is not None:
+        passed = value >= limit if finetuned else value > limit
+    less = ", less two standard errors" if finetuned else ""
     return Check(
         name="held-out acceptance length",
-        passed=value is not None and limit is not None and value > limit,
+        passed=passed,
         value=value,
         limit=limit,
-        relation=">",
-        reason="the limit is that before the first update",
+        relation=">=" if finetuned else ">",
+        reason=f"the limit is that before the first update{less}",
         advice="nothing was learnt: look at the states, the learning rate and the epochs",
     )
 

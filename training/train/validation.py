@@ -35,9 +35,19 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     marginal: tuple[float | None, ...]
     conditional: tuple[float | None, ...]
     outside: float | None
+    drafts: int
     acceptance_length: float | None
     acceptance_rate: float | None
     position_rates: tuple[float, ...] | None
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the acceptance length, drafts taken as independent; None without a draft."""
+        if self.position_rates is None:
+            return None
+        mean = sum(self.position_rates)
+        square = sum((2 * i + 1) * p for i, p in enumerate(self.position_rates))
+        return float((max(square - mean**2, 0.0) / self.drafts) ** 0.5)
 
 
 class Tally:
@@ -89,6 +99,7 @@ class Tally:
             marginal=_shares(hits, slots),
             conditional=_shares(all_right, eligible),
             outside=outside_share(counts.get("outside"), counts.get("judged")),
+            drafts=int(drafts),
             acceptance_length=1 + accepted / drafts if drafts else None,
             acceptance_rate=accepted / drafted if drafted else None,
             position_rates=tuple(p / drafts for p in positions) if drafts else None,
