@@ -7,6 +7,8 @@ takes its gradient as it goes, so that no logits are kept for the backward pass.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +17,8 @@ from torch import Tensor
 
 from drafters.eagle3 import Eagle3Drafter
 from training.unroll import CHUNK, Drafting, product_dtype
+
+_HALVES = (torch.bfloat16, torch.float16)
 
 LossKind = Literal["soft_cross_entropy", "kl", "hard"]
 
@@ -30,10 +34,14 @@ def target_logits(last_normed: Tensor, lm_head: Tensor) -> Tensor:
 
 @torch.no_grad()
 def target_choice(last_normed: Tensor, lm_head: Tensor) -> Tensor:
-    """The argmax [N] of the target's logits over its whole vocabulary, for states [N, H]."""
+    """The argmax [N] of the target's logits over its whole vocabulary, for states [N, H].
+
+    Under autocast states and head are rounded to its dtype first, the logits never.
+    """
+    dtype = product_dtype(last_normed)
     with torch.autocast(last_normed.device.type, enabled=False):
         parts = last_normed.split(max(CHUNK // lm_head.shape[0], 1))
-        return torch.cat([target_logits(part, lm_head).argmax(-1) for part in parts])
+        return torch.cat([_unrounded(part, lm_head, dtype).argmax(-1) for part in parts])
 
 
 def within_draft_vocabulary(drafter: Eagle3Drafter, target_ids: Tensor) -> Tensor:
@@ -166,7 +174,7 @@ def _all_losses(job: _Job, normed: Tensor, head: Tensor, grads: _Grads) -> tuple
         logits = _product(states.flatten(0, 1), head).unflatten(0, rows.shape)  # [J, C, D]
         best, tokens = logits.max(-1)
         counted = plan.valid[:, part] & job.wanted.inside[part]
-        cross = (aim.p * logits).sum(-1)
+        cross = torch.einsum("cd,jcd->jc", aim.p, logits)
         q = torch.softmax(logits, -1)
         total = best - q.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).log()  # log-sum-exp
         sums += torch.where(counted, total - cross - aim.entropy, 0.0).sum(1)
@@ -192,10 +200,8 @@ def _aim(job: _Job, part: slice) -> _Aim:
         # a choice outside has no draft id: any will do, its loss is not counted
         labels = known if t2d is None else (t2d.cumsum(0) - 1).clamp_min(0)[known]
         return _Aim(_one_hot(labels, wanted.head), 0.0, known)
-    # on a CPU in the head's own dtype: logits that are rounded tie, and the first would be taken
-    dtype = job.dtype if wanted.head.is_cuda else wanted.head.dtype
-    head = wanted.head.to(dtype)
-    logits = _product(wanted.states[part].to(dtype), head)
+    head = wanted.head
+    logits = _unrounded(wanted.states[part], head, job.dtype)
     known = logits.argmax(-1) if known is None else known
     if job.kind == "hard":
         return _Aim(_one_hot(known, head), 0.0, known)
@@ -212,8 +218,36 @@ def _one_hot(labels: Tensor, head: Tensor) -> Tensor:
 
 
 def _product(x: Tensor, head: Tensor) -> Tensor:
-    """x [N, H] times head [D, H], in float32 whatever its factors are."""
-    if x.is_cuda and x.dtype != torch.float32:
+    """x [N, H] times head [D, H], both in one dtype; float32 at least."""
+    if x.is_cuda and x.dtype in _HALVES:
         return torch.mm(x, head.T, out_dtype=torch.float32)
     logits = x @ head.T
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    return logits.float() if logits.dtype in _HALVES else logits
+
+
+def _unrounded(x: Tensor, head: Tensor, dtype: torch.dtype) -> Tensor:
+    """x [N, H] times head [D, H]: factors rounded to `dtype`, the product to float32 alone.
+
+    Logits that are rounded tie, and an argmax then takes the first of them.
+    """
+    if dtype not in _HALVES:
+        return target_logits(x, head)
+    if x.is_cuda:
+        return _product(x.to(dtype), head.to(dtype))
+    with _rounded_factors():
+        return x.float() @ head.float().T
+
+
+@contextmanager
+def _rounded_factors() -> Iterator[None]:
+    """Let a CPU take float32 products of factors rounded to bfloat16, where it can."""
+    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    if matmul is None:
+        yield
+        return
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

@@ -61,7 +61,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Literal["teacher", "own"] = "teacher"
     noise: float = 0.0
     gradient_checkpointing: bool = False
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,12 +79,18 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 def autocast(device: torch.device, precision: str = "auto") -> torch.autocast:
     """A context for forward passes: products in bfloat16 where asked for, or where it is faster.
 
-    `auto`: on GPUs, and on CPUs that multiply bfloat16 in hardware tiles (AMX). Weights, norms,
-    the residual stream and losses stay in float32.
+    `auto`: on GPUs, and on CPUs with instructions for bfloat16 products (AMX, AVX512-BF16).
+    Weights, norms, the residual stream and losses stay in float32.
     """
-    fast = has_tiles() if device.type == "cpu" else device.type == "cuda"
+    fast = _quick_bfloat16() if device.type == "cpu" else device.type == "cuda"
     wanted = precision == "bfloat16" or (precision == "auto" and fast)
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)
+
+
+def _quick_bfloat16() -> bool:
+    """Where a CPU has to take bfloat16 apart by itself, products take longer than in float32."""
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return has_tiles() or bool(supported and supported())
 
 
 def noisy(aux: Tensor, layers: int, half_width: float, generator: torch.Generator | None) -> Tensor:
@@ -142,22 +148,16 @@ def drafter_loss(
     number of slots (see `loss_slots`).
     """
     steps = settings.ttt_steps
-    if drafter.t2d is not None:
-        captured = with_choice(captured, lm_head, steps)
-    plan = drafting(captured.batch, steps)
-    wanted = _wanted(drafter, captured, lm_head, plan)
-    slots = (plan.valid & wanted.inside).sum(1) if denominators is None else denominators
-    decay = settings.step_decay ** torch.arange(steps, dtype=torch.float32, device=slots.device)
     with autocast(captured.aux.device, settings.precision):
+        if drafter.t2d is not None:
+            captured = with_choice(captured, lm_head, steps)
+        plan = drafting(captured.batch, steps)
+        wanted = _wanted(drafter, captured, lm_head, plan)
+        slots = (plan.valid & wanted.inside).sum(1) if denominators is None else denominators
+        decay = settings.step_decay ** torch.arange(steps, device=slots.device).float()
+        weights = decay / decay.sum() / slots.clamp_min(1)
         normed = _states(drafter, captured, plan, settings, generator)
-        result = head_loss(
-            drafter,
-            normed,
-            plan,
-            wanted,
-            kind=settings.loss,
-            weights=decay / decay.sum() / slots.clamp_min(1),
-        )
+        result = head_loss(drafter, normed, plan, wanted, kind=settings.loss, weights=weights)
     return StepResult(loss=result.loss, counts=count(plan, wanted.inside, result))
 
 

@@ -1,7 +1,7 @@
 """Our trainer beside speculators': the same data, drafter, batch, optimizer, machine and threads.
 
     python tests/benchmarks/trainer_speed.py [--shapes demo,medium,large] [--blocks 6]
-        [--updates 4] [--out FILE] [--write]
+        [--updates 4] [--precision auto|float32|bfloat16] [--out FILE] [--write]
 
 Each side is a process of its own; blocks of updates take turns, so that what else the machine does
 meets both. speculators' trainer refuses to run without an accelerator, and its default attention
@@ -37,6 +37,7 @@ PAGE = REPO / "docs" / "performance.md"
 BEGIN = "<!-- trainer: begin -->"
 END = "<!-- trainer: end -->"
 OURS = "this trainer"
+PRECISIONS = {"float32": "all in float32", "bfloat16": "products in bfloat16 (autocast)"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     head: str
     batches: int
     held_out: int
+    precision: str
 
 
 class Side(msgspec.Struct, kw_only=True):
@@ -75,6 +77,7 @@ class Process:
 
     def __init__(self, kind: str, python: Path, folder: Path, options: Options, row: int) -> None:
         arguments = [options.threads, options.ttt_steps, options.lr, options.head, row]
+        arguments.append(options.precision)
         command = [str(python), str(HERE / "trainer_worker.py"), kind, str(folder)]
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
         if kind == "ours":
@@ -169,7 +172,8 @@ def heading(options: Options, load: float) -> str:
         f"{options.threads} threads of {len(os.sched_getaffinity(0))} CPUs ({cpu_name()}), load "
         f"{load:.2f} before the start, Python {platform.python_version()}, torch {packages[0]}, "
         f"speculators {packages[1]} (its draft model, KL loss and AdamW, driven with SDPA "
-        f"attention), float32, {options.ttt_steps} TTT steps, head {options.head}; "
+        f"attention), {PRECISIONS[options.precision]}, {options.ttt_steps} TTT steps, "
+        f"head {options.head}; "
         f"{options.blocks} blocks of {options.updates} updates, in turn; held-out accuracy after "
         f"{updates} updates; {datetime.now(UTC).date().isoformat()}."
     )
@@ -198,6 +202,16 @@ def spread(values: list[float]) -> str:
     """The median, and how far the blocks lie apart."""
     middle = statistics.median(values)
     return f"{middle:.2f} x ({min(values):.2f} … {max(values):.2f})"
+
+
+def chosen_precision() -> str:
+    """What both trainers would choose for speed on this CPU."""
+    import torch
+
+    from training.trainer import autocast
+
+    with autocast(torch.device("cpu")):
+        return "bfloat16" if torch.is_autocast_enabled("cpu") else "float32"
 
 
 def version(package: str, python: Path | None = None) -> str:
@@ -243,6 +257,7 @@ def main() -> None:
     parser.add_argument("--ttt-steps", type=int, default=3)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--head", choices=("frozen", "trained"), default="frozen")
+    parser.add_argument("--precision", choices=("auto", *PRECISIONS), default="auto")
     parser.add_argument("--batches", type=int, default=12, help="batches that are trained on")
     parser.add_argument("--held-out", type=int, default=4, help="batches to judge by")
     parser.add_argument("--out", type=Path, help="write everything measured, as JSON")
@@ -252,6 +267,8 @@ def main() -> None:
     names = [name for name in given.pop("shapes").split(",") if name]
     if unknown := [name for name in names if name not in SHAPES]:
         parser.error(f"--shapes {unknown[0]}: known are {', '.join(SHAPES)}")
+    if given["precision"] == "auto":
+        given["precision"] = chosen_precision()
     options = Options(**given)
     load = os.getloadavg()[0]
     results = {name: compare(SHAPES[name], options) for name in names}

@@ -1,6 +1,7 @@
-"""One trainer in a process of its own, told on stdin what to do; answers in JSON lines.
+r"""One trainer in a process of its own, told on stdin what to do; answers in JSON lines.
 
-    python trainer_worker.py ours|speculators FOLDER THREADS TTT_STEPS LR frozen|trained ROW
+    python trainer_worker.py ours|speculators FOLDER THREADS TTT_STEPS LR frozen|trained ROW \
+        float32|bfloat16
 
 `block N`: train N updates; `loss`: the loss of the first batch; `save FILE`: the weights;
 `judge FILE` (ours only): held-out accuracy of a drafter's weights; an empty line: end. ROW
@@ -47,7 +48,9 @@ class Data:
 class Ours:
     """This repository's trainer."""
 
-    def __init__(self, data: Data, *, steps: int, lr: float, train_head: bool, row: int) -> None:
+    def __init__(
+        self, data: Data, *, steps: int, lr: float, train_head: bool, row: int, precision: str
+    ) -> None:
         from trainer_data import SHAPES, drafter_spec
 
         from drafters.eagle3 import Eagle3Drafter
@@ -60,7 +63,9 @@ class Ours:
         self.drafter.load_state_dict(data.first)
         self.drafter.embed_tokens.weight.requires_grad_(False)
         self.drafter.lm_head.weight.requires_grad_(train_head)
-        self.settings = TrainSettings(steps=1, ttt_steps=steps, step_decay=DECAY, loss="kl")
+        self.settings = TrainSettings(
+            steps=1, ttt_steps=steps, step_decay=DECAY, loss="kl", precision=precision
+        )
         self.optimizer = adamw(self.drafter, lr=lr, betas=(0.9, 0.999))
         self.captured = {
             part: [
@@ -96,15 +101,16 @@ class Ours:
 
     @torch.no_grad()
     def judge(self, file: str) -> dict[str, Any]:
+        import msgspec
+
         from training.trainer import drafter_loss
 
         mine = {name: tensor.clone() for name, tensor in self.weights().items()}
         self.drafter.load_state_dict(load_file(file))
         total = None
         for captured in self.captured["held_out"]:
-            result = drafter_loss(
-                self.drafter, captured, self.data.target["lm_head"], self.settings
-            )
+            exact = msgspec.structs.replace(self.settings, precision="float32")
+            result = drafter_loss(self.drafter, captured, self.data.target["lm_head"], exact)
             total = result.counts if total is None else total + result.counts
         self.drafter.load_state_dict(mine)
         assert total is not None
@@ -121,7 +127,9 @@ class Ours:
 class Theirs:
     """speculators' draft model, its loss and its optimizer, as its trainer joins them."""
 
-    def __init__(self, data: Data, *, steps: int, lr: float, train_head: bool, row: int) -> None:
+    def __init__(
+        self, data: Data, *, steps: int, lr: float, train_head: bool, row: int, precision: str
+    ) -> None:
         from speculators.config import SpeculatorsConfig, VerifierConfig
         from speculators.losses import resolve_loss_config
         from speculators.models.eagle3 import Eagle3SpeculatorConfig
@@ -171,7 +179,7 @@ class Theirs:
         (self.optimizer,) = build_optimizers(
             self.model, SimpleNamespace(optimizer="adamw", lr=lr, weight_decay=0.0)
         )
-        self.steps = steps
+        self.steps, self.half = steps, precision == "bfloat16"
         self.batches = [slots_of(batch, row) for batch in data.batches["train"]]
         self.tokens = [int((row["documents"] >= 0).sum()) for row in data.batches["train"]]
 
@@ -184,7 +192,8 @@ class Theirs:
         parts = self.batches[number]
         slots = [int(part["loss_mask"].sum()) for part in parts]
         for part, count in zip(parts, slots, strict=True):
-            _, loss, _ = self.model(**part, **self.options)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.half):
+                _, loss, _ = self.model(**part, **self.options)
             yield loss * (count / sum(slots)) if len(parts) > 1 else loss
 
     def loss(self, number: int) -> torch.Tensor:
@@ -247,13 +256,19 @@ def peak_bytes() -> int:
 
 def main() -> None:
     """Answer what stdin asks, line by line."""
-    side, folder, threads, steps, lr, head, row = sys.argv[1:8]
+    side, folder, threads, steps, lr, head, row, precision = sys.argv[1:9]
     torch.set_num_threads(int(threads))
     torch.manual_seed(0)
     data = Data(Path(folder))
     kind: Any = {"ours": Ours, "speculators": Theirs}[side]
-    train_head = head == "trained"
-    trainer = kind(data, steps=int(steps), lr=float(lr), train_head=train_head, row=int(row))
+    trainer = kind(
+        data,
+        steps=int(steps),
+        lr=float(lr),
+        train_head=head == "trained",
+        row=int(row),
+        precision=precision,
+    )
     done, loaded = 0, peak_bytes()
     for line in sys.stdin:
         what, _, argument = line.strip().partition(" ")

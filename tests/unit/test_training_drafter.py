@@ -127,6 +127,21 @@ def test_drafting_everywhere_equals_drafting_with_a_cache(spec: DrafterSpec) -> 
             assert drafts[row, start + slot].tolist() == expected
 
 
+@pytest.mark.parametrize("spec", [LLAMA, MLA], ids=["llama", "mla"])
+def test_drafting_at_some_slots_is_drafting_everywhere_there(spec: DrafterSpec) -> None:
+    torch.manual_seed(0)
+    drafter = Eagle3Drafter(spec).eval()
+    data = captured(batch_of([[9, 7], [14]], 17))
+    everywhere = draft_everywhere(drafter, data, 4)
+    some = torch.rand(2, 17) < 0.4
+    drafts = draft_everywhere(drafter, data, 4, slots=some)
+    real = some & (data.batch.documents >= 0)
+    assert torch.equal(drafts[real], everywhere[real])
+    assert not drafts[~real].any() and not everywhere[data.batch.documents < 0].any()
+    nowhere = draft_everywhere(drafter, data, 2, slots=torch.zeros_like(some))
+    assert nowhere.shape == (2, 17, 2) and not nowhere.any()
+
+
 @torch.no_grad()
 def test_documents_do_not_see_each_other() -> None:
     torch.manual_seed(0)

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from drafters.eagle3 import Eagle3Drafter
 from drafters.spec import DrafterSpec, MlaDims
+from training import trainer
 from training import unroll as unrolling
 from training.attention import Documents, TttAttention, document_lengths
 from training.counts import FIELDS, StepCounts
 from training.data import Batch, Document, collate
 from training.evaluate import draft_everywhere
+from training.loss import target_choice
 from training.trainer import (
     Captured,
     TrainSettings,
@@ -358,6 +360,45 @@ def test_bfloat16_products_come_near_float32(monkeypatch: pytest.MonkeyPatch) ->
     for name, gradient in gradients(drafter, rough.loss).items():
         near = torch.cosine_similarity(gradient.flatten(), expected[name].flatten(), 0)
         assert gradient.dtype == torch.float32 and near > 0.98, name
+
+
+def test_the_targets_choice_does_not_come_from_rounded_logits() -> None:
+    generator = torch.Generator().manual_seed(2)
+    states = torch.randn(400, 64, generator=generator).bfloat16().float()
+    head = torch.randn(500, 64, generator=generator).bfloat16().float()
+    exact = target_choice(states, head)
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    with trainer.autocast(torch.device("cpu"), "bfloat16"):
+        rough = target_choice(states, head)
+    assert torch.equal(exact, (states @ head.T).argmax(-1))
+    assert torch.equal(rough, exact)  # what is rounded already is not rounded again
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize(
+    ("tiles", "instructions", "precision", "wanted"),
+    [
+        (False, False, "auto", False),
+        (True, False, "auto", True),
+        (False, True, "auto", True),
+        (True, True, "float32", False),
+        (False, False, "bfloat16", True),
+    ],
+)
+def test_bfloat16_is_taken_where_it_is_quick(
+    tiles: bool,
+    instructions: bool,
+    precision: str,
+    wanted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer, "has_tiles", lambda: tiles)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions, raising=False)
+    with trainer.autocast(torch.device("cpu"), precision):
+        assert torch.is_autocast_enabled("cpu") is wanted
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == (
+            torch.bfloat16 if wanted else torch.float32
+        )
 
 
 @pytest.mark.parametrize("values", [8, 5])
