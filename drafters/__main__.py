@@ -219,7 +219,7 @@ def _mistakes() -> Iterator[None]:
     from drafters.findings import plain
     from drafters.spec import DrafterError
 
-    signal.signal(signal.SIGTERM, _terminated)
+    before = signal.signal(signal.SIGTERM, _terminated)
     try:
         yield
     except DrafterError as error:
@@ -231,6 +231,8 @@ def _mistakes() -> Iterator[None]:
     except KeyboardInterrupt as stopped:
         print("stopped; nothing was left half written", file=sys.stderr)
         raise typer.Exit(143 if stopped.args else 130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

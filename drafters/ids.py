@@ -25,7 +25,7 @@ CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
 Family = Literal["deepseek", "gpt-oss", "llama"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 FAMILY_NAMES: dict[Family, str] = {
-    "deepseek": "DeepSeek, Kimi, GLM-4-lite",
+    "deepseek": "DeepSeek, Kimi-K2",
     "gpt-oss": "gpt-oss",
     "llama": "Llama, Qwen, others",
 }

@@ -275,7 +275,8 @@ def _convention(
             raise DrafterError(f"--ids {stated.ids}: known are {', '.join(CONVENTIONS)}")
         return stated.ids, "as stated by --ids", True
     if ids and marked_indices(flat, tuple(ids)) is not None:
-        return "hf", f"the folder says it itself ({MARK})", True
+        reader: Convention = "sglang" if flat[MARK].get("ids_for") == "sglang" else "vllm"
+        return reader, f"as the folder says itself, with the indices, in {MARK}", True
     if form == "speculators-0.3":
         return "speculators-0.3", f"{told[0]}: before 0.5 an id is a layer's output", told[1]
     if form == "speculators":

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 from drafter_folders import as_old_trainer, edit, folder_of, plain_spec, target_folder
+from typer.testing import CliRunner
 
+from drafters.__main__ import app
 from drafters.flat import to_config
 from drafters.headers import BYTES
 from drafters.shapes import expected_shapes
@@ -23,7 +25,22 @@ from drafters.spec import DrafterSpec
 REPO = Path(__file__).resolve().parents[2]
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+class Said(NamedTuple):
+    """How a command ended and what it said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: object) -> Said:
+    """A command, in this process."""
+    done = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    return Said(done.exit_code, done.stdout, done.stderr)
+
+
+def spawn(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """A command as a user types it."""
     command = [sys.executable, "-m", "drafters", *map(str, arguments)]
     return subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=600)
 
@@ -60,14 +77,16 @@ def test_exit_codes_of_validate(tmp_path: Path) -> None:
     folder = folder_of(plain_spec(), tmp_path / "d", embedding=False)
     target = target_folder(tmp_path / "t", weights=True)
     command = ("validate", folder, "--target", target, "--engine", "vllm")
-    assert run(*command, "--strict").returncode == 0
+    assert spawn(*command, "--strict").returncode == 0
     edit(folder, rope_theta=9.0)
     assert run(*command).returncode == 0
     strict = run(*command, "--strict", "--json")
     told = json.loads(strict.stdout)
     assert strict.returncode == 1 and told["passed"] is False
     assert [f["code"] for f in told["findings"] if f["severity"] == "warning"] == ["rope_base"]
-    assert run("validate", tmp_path / "nowhere").returncode == 2
+    nowhere = spawn("validate", tmp_path / "nowhere")
+    assert (nowhere.returncode, nowhere.stdout) == (2, "")
+    assert nowhere.stderr.startswith("error: ") and nowhere.stderr.count("\n") == 1
     assert run("validate", folder, "--target", tmp_path / "nowhere").returncode == 2
 
 

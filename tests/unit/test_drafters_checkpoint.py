@@ -166,6 +166,11 @@ def test_for_engine_writes_ids_and_links_the_weights(folders: tuple[Path, Path])
     out = formats.for_engine(drafter, "sglang", target, target.parent / "out")
     config = json.loads((out / "config.json").read_text())
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
+    assert "eagle_aux_hidden_state_layer_ids" not in config
+    for_vllm = formats.for_engine(drafter, "vllm", target, target.parent / "out-vllm")
+    config = json.loads((for_vllm / "config.json").read_text())
+    # at the top level too, the only place where vLLM's model runner V2 looks
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
     assert (out / "model.safetensors").read_bytes() == (drafter / "model.safetensors").read_bytes()
     assert json.loads((drafter / "config.json").read_text())["eagle_config"][
         "eagle_aux_hidden_state_layer_ids"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from drafter_folders import (
     LAYERS,
+    VOCAB,
     as_old_trainer,
     edit,
     folder_of,
@@ -29,7 +30,7 @@ from drafters.convert import convert
 from drafters.engines import gaps, readings
 from drafters.formats import Destination
 from drafters.headers import read_headers
-from drafters.reading import Stated, neutral_name, read_folder, read_target
+from drafters.reading import Stated, describe_ids, neutral_name, read_folder, read_target
 from drafters.spec import DrafterError, DrafterSpec
 from drafters.speculators import why_not_held
 
@@ -173,6 +174,8 @@ def test_the_written_ids_are_each_engines_own(tmp_path: Path) -> None:
         assert made.written_ids == ids
         assert made.spec.aux_layers == (2, 4, 5)
         again = read_folder(tmp_path / f"out-{name}", read_target(target))
+        assert again.certain and again.convention == ("sglang" if to == "sglang" else "vllm")
+        assert f"{ids} in {'SGLang' if to == 'sglang' else 'vLLM'}" in describe_ids(again)
         right = [r.right for r in readings(again, read_target(target)) if r.engine == to]
         assert right in ([True], [])  # no engine is called speculators
 
@@ -260,6 +263,20 @@ def test_a_head_that_no_engine_can_fill_in_is_refused(tmp_path: Path) -> None:
         convert(source, "vllm", tmp_path / "out")
     with pytest.raises(DrafterError, match="name it with --target"):
         convert(source, "speculators", tmp_path / "out")
+
+
+def test_an_mla_head_without_its_own_lm_head_shares_the_targets_in_sglang(tmp_path: Path) -> None:
+    """SGLang's MLA drafter does so only where no draft vocabulary is named."""
+    source = folder_of(mla_spec(draft_vocab_size=VOCAB), tmp_path / "d")
+    rewrite(source, lm_head__weight=None)
+    made = convert(source, "sglang", tmp_path / "out")
+    assert "draft_vocab_size" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    assert made.spec.draft_vocab_size == VOCAB
+    folder_of(plain_spec(draft_vocab_size=VOCAB), tmp_path / "llama")
+    rewrite(tmp_path / "llama", lm_head__weight=None)
+    target = target_folder(tmp_path / "t")
+    with pytest.raises(DrafterError, match="Llama drafter would leave it random"):
+        convert(tmp_path / "llama", "sglang", tmp_path / "no", target_path=target)
 
 
 def test_a_folder_in_use_is_not_written_over(tmp_path: Path) -> None:
