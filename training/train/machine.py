@@ -71,10 +71,9 @@ class Machine:
     def set_up(self, latest: Path | None) -> None:
         """Make the drafter and its optimizer, from the checkpoint `latest` where there is one."""
         drafter = self._resumed(latest) if latest is not None else self._new()
-        how, low = self.section.parallel, self.objective.low
-        if low and not drafter.owns_embeddings:
+        if self.objective.low and not drafter.owns_embeddings:
             drafter.share(embeddings=self.tensors.embedding)  # as stored: half the memory
-        self.replica = Replica(drafter, self.world, how, low=low)
+        self.replica = Replica(drafter, self.world, self.section.parallel)
         self.optimizer = Optimizer(self.replica, self.section)
         if latest is not None:
             self._restore(latest)

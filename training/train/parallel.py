@@ -90,9 +90,7 @@ class _Work(nn.Module):
 class Replica:
     """The drafter as this process holds it: whole (alone, DDP) or a shard of it (FSDP2)."""
 
-    def __init__(
-        self, drafter: Eagle3Drafter, world: World, how: Literal["ddp", "fsdp"], *, low: bool
-    ) -> None:
+    def __init__(self, drafter: Eagle3Drafter, world: World, how: Literal["ddp", "fsdp"]) -> None:
         self.drafter, self.world = drafter.to(world.device), world
         self.kind = how if world.size > 1 else None
         self.module: Any = _Work(self.drafter)
@@ -101,26 +99,22 @@ class Replica:
                 self.module, gradient_as_bucket_view=True, **_no_buffers()
             )
         elif self.kind == "fsdp":
-            self._shard(low)
+            self._shard()
 
-    def _shard(self, low: bool) -> None:
+    def _shard(self) -> None:
         """Weights, gradients and optimizer state by shards; frozen tensors stay whole.
 
-        One layer is all there is, so that the whole drafter is gathered at once for its forward
-        pass; `low`: in bfloat16.
+        One layer is all there is, so that the whole drafter is gathered at once for an update, in
+        float32: norms and sums are then those of a single process.
         """
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import fully_shard
 
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if low else None, reduce_dtype=torch.float32
-        )
         frozen = {p for p in self.drafter.parameters() if not p.requires_grad}
         fully_shard(
             self.module,
             mesh=init_device_mesh(self.world.device.type, (self.world.size,)),
             reshard_after_forward=False,
-            mp_policy=policy if low else MixedPrecisionPolicy(),
             ignored_params=frozen,
         )
 
