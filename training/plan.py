@@ -129,7 +129,8 @@ class TrainSection(Section, frozen=True, kw_only=True):
     units of the states' root mean square. `batch_tokens`: packed tokens an update, over all ranks;
     `row_tokens`: of one packed row. `warmup`: share of all updates. `validate_every` updates (None:
     once an epoch), `checkpoint_every` likewise. `serve_check`: prompts that each checkpoint must
-    answer in the reference engine before it counts as good (0: not asked).
+    answer in the reference engine before it counts as good (0: not asked). `restart_optimizer`:
+    go on from a checkpoint whose optimizer state is missing, with moments of zero.
     """
 
     epochs: Positive = 5
@@ -155,6 +156,7 @@ class TrainSection(Section, frozen=True, kw_only=True):
     checkpoint_every: Positive | None = None
     keep_checkpoints: Positive = 5
     serve_check: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 8
+    restart_optimizer: bool = False
     seed: Seed = 0
 
 

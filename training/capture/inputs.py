@@ -98,7 +98,7 @@ def chosen_layers(plan: TrainingPlan, facts: TargetFacts) -> tuple[int, ...]:
     if plan.drafter.finetune is not None:
         from drafters.checkpoint import load_spec
 
-        return load_spec(Path(plan.drafter.finetune).expanduser()).aux_layers
+        return load_spec(Path(plan.drafter.finetune).expanduser(), facts.folder).aux_layers
     layers = (2, facts.layers // 2, facts.layers - 3)
     if len(set(layers)) < 3 or min(layers) < 1:
         raise UsageError(
