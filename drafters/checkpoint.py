@@ -11,8 +11,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drafters.formats import from_config, to_config
-from drafters.headers import read_headers, read_json, weight_files
+from drafters.checks import check_ids
+from drafters.flat import to_config
+from drafters.headers import weight_files
+from drafters.reading import neutral_name, read_folder, read_target
 from drafters.spec import DrafterError, DrafterSpec
 
 if TYPE_CHECKING:
@@ -21,14 +23,22 @@ if TYPE_CHECKING:
     from drafters.eagle3 import Eagle3Drafter
 
 
-def load_spec(path: Path) -> DrafterSpec:
-    """The neutral spec of the drafter in folder `path`. Raises DrafterError."""
-    config = path / "config.json"
-    return from_config(read_json(config), read_headers(path), config)
+def load_spec(path: Path, target: Path | None = None) -> DrafterSpec:
+    """The neutral spec of the drafter in folder `path`. Raises DrafterError.
+
+    `target`: the target's folder, by which a folder that does not say how its layer ids are
+    counted is read as SGLang would read it beside that target.
+    """
+    checkpoint = read_folder(path, None if target is None else read_target(target))
+    for missing in check_ids(checkpoint, None):
+        raise DrafterError(missing.line())
+    return checkpoint.spec
 
 
-def load(path: Path) -> Eagle3Drafter:
+def load(path: Path, target: Path | None = None) -> Eagle3Drafter:
     """The drafter in folder `path` with its weights, in the stored type, in eval mode.
+
+    `target` as for `load_spec`.
 
     Where the checkpoint has no embed_tokens or lm_head the drafter's `owns_…` flag is False and
     the caller must `share` the target's. Raises DrafterError on missing or misshapen tensors.
@@ -38,13 +48,14 @@ def load(path: Path) -> Eagle3Drafter:
 
     from drafters.eagle3 import Eagle3Drafter
 
-    spec = load_spec(path)
+    spec = load_spec(path, target)
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(path):
         tensors.update(load_file(file))
     tensors = {
-        name.removeprefix("model.").replace("midlayer.", "layers.0."): tensor
+        neutral_name(name): tensor
         for name, tensor in tensors.items()
+        if not name.startswith("verifier_")
     }
     with torch.device("meta"):
         drafter = Eagle3Drafter(spec)

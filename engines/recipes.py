@@ -131,4 +131,35 @@ SGLANG_CPU = Recipe(
     ),
 )
 
-RECIPES = {recipe.name: recipe for recipe in (VLLM_CPU, SGLANG_CPU)}
+_CHECK_SPECULATORS = """
+import importlib.metadata
+found = importlib.metadata.version("speculators")
+assert found == "0.9.0", f"speculators {found} is installed, not 0.9.0"
+from speculators import SpeculatorModel
+"""
+
+# A library of drafters, no engine: what is exported for it is loaded in it by the tests.
+SPECULATORS = Recipe(
+    name="speculators",
+    disk_gib=2.0,
+    report=("speculators", "torch", "transformers"),
+    steps=(
+        _VENV,
+        _pip_install("install torch", f"torch==2.13.0{_CPU_TORCH}"),
+        _pip_install(
+            "install what speculators needs",
+            *("transformers==5.19.0", "pydantic", "pydantic-settings", "loguru", "numpy"),
+            *("safetensors", "tqdm", "psutil", "httpx", "openai", "protobuf", "typer", "rich"),
+            *("click", "aiohttp", "huggingface-hub", "datasets>=4,<=5.1"),
+        ),
+        # Without dependencies: torchvision and torchaudio among them are builds for CUDA.
+        _pip_install(
+            "install speculators", "--no-deps", "speculators==0.9.0", "hs-connectors==0.9.0"
+        ),
+        Step(
+            title="check by importing speculators", kind="python", arguments=(_CHECK_SPECULATORS,)
+        ),
+    ),
+)
+
+RECIPES = {recipe.name: recipe for recipe in (VLLM_CPU, SGLANG_CPU, SPECULATORS)}

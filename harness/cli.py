@@ -5,22 +5,23 @@ Nothing heavy is imported before a subcommand needs it.
 
 from __future__ import annotations
 
-import io
-import os
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-import typer.core
 
 from harness import parameters
-from harness.ending import Stopped, Terminated, complain, exit_code_of, tell_engine_failure
+from harness.ending import (
+    DEBUG,
+    Command,
+    Commands,
+    complain,
+    run_commands,
+    tell_engine_failure,
+)
 from harness.errors import UsageError
 from harness.options import (
-    check_text,
     parse_counts,
     parse_precision,
     parse_urls,
@@ -32,29 +33,11 @@ if TYPE_CHECKING:
     from harness.run import Outcome
 
 
-class Commands(typer.core.TyperGroup):
-    """The parser would turn a Ctrl-C into a code of its own, without a word."""
-
-    def make_context(self, *given: Any, **named: Any) -> Any:
-        """Parse; an interruption leaves as `Stopped`."""
-        try:
-            return super().make_context(*given, **named)
-        except KeyboardInterrupt as error:
-            raise Stopped(error) from None
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the subcommand; an interruption leaves as `Stopped`."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            raise Stopped(error) from None
-
-
 app = typer.Typer(
     name="harness",
     cls=Commands,
     help="Is this drafter worth shipping? Speculative decoding, measured from the serving side.",
-    epilog=parameters.DEBUG,
+    epilog=DEBUG,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -351,7 +334,7 @@ def engines_install(
 
 
 for _command in (*app.registered_commands, *engines_app.registered_commands):
-    _command.cls = parameters.Command
+    _command.cls = Command
 
 
 def finish(outcome: Outcome[Any], as_json: bool) -> None:
@@ -401,26 +384,6 @@ def show(summary: Any, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _on_signal(number: int, frame: object) -> NoReturn:
-    raise Terminated(number)
-
-
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line and leave with an exit code; no traceback but with --debug."""
-    arguments = sys.argv[1:]
-    debug = "--debug" in arguments or os.environ.get("SPEC_HARNESS_DEBUG") == "1"
-    arguments = [a for a in arguments if a != "--debug"]
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a narrow terminal loses a dash, not a run
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _on_signal)
-    command: Callable[..., Any] = typer.main.get_command(app)
-    try:
-        check_text(arguments)
-        code = command(args=arguments, prog_name="python -m harness", standalone_mode=False)
-    except BaseException as error:
-        if debug and not isinstance(error, SystemExit):
-            raise
-        sys.exit(exit_code_of(error))
-    sys.exit(code if isinstance(code, int) else 0)
+    run_commands(app, "harness")

@@ -1,26 +1,11 @@
-"""Options of `capacity` and `calibrate`, and how every subcommand shows its help."""
+"""Options of `capacity` and `calibrate`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import typer.core
-
-DEBUG = "With --debug anywhere on the line an error shows its traceback."
-
-
-class Command(typer.core.TyperCommand):
-    """A subcommand whose help names its arguments as the documentation does, and --debug."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **{**named, "epilog": named.get("epilog") or DEBUG})
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The parser would put a required argument in braces."""
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
-
 
 Levels = Annotated[
     list[str] | None,

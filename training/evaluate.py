@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from drafters.eagle3 import Eagle3Drafter
-from training.loss import target_logits
-from training.trainer import Captured, unroll
+from training.loss import target_choice
+from training.unroll import Captured, Unroll, greedy_tokens
 
 
 class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +64,20 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @torch.no_grad()
-def draft_everywhere(drafter: Eagle3Drafter, captured: Captured, k: int) -> Tensor:
-    """The k tokens the drafter proposes at every slot, [rows, length, k] target ids."""
-    steps = unroll(drafter, captured, k, own_tokens=True)
-    return torch.stack([step.tokens for step in steps], dim=-1)
+def draft_everywhere(
+    drafter: Eagle3Drafter, captured: Captured, k: int, *, slots: Tensor | None = None
+) -> Tensor:
+    """The k tokens the drafter proposes at every slot, [rows, length, k] target ids.
+
+    `slots` [rows, length], bool: only at these; elsewhere, and on padding, zeros.
+    """
+    real = captured.batch.documents >= 0
+    chosen = real if slots is None else real & slots
+    run = Unroll(drafter, captured, chosen.flatten().nonzero().flatten())
+    tokens = [greedy_tokens(drafter, run.step(run.text(0)))]
+    while len(tokens) < k:
+        tokens.append(greedy_tokens(drafter, run.step(tokens[-1])))
+    return run.everywhere(torch.stack(tokens, dim=-1))
 
 
 def walk(drafts: Tensor, ids: Tensor, span: Span) -> DraftCounts:
@@ -111,7 +121,7 @@ def proof_share(captured: Captured, lm_head: Tensor) -> float:
     On greedy output of the target this is nearly 1; far less means that the states belong to
     other tokens, or miss (or have twice) the final norm.
     """
-    choice = target_logits(captured.last_normed, lm_head).argmax(-1)
     batch = captured.batch
     slots = batch.loss_mask[:, 1:]
-    return (choice[:, :-1] == batch.ids[:, 1:])[slots].float().mean().item()
+    choice = target_choice(captured.last_normed[:, :-1][slots], lm_head)
+    return (choice == batch.ids[:, 1:][slots]).float().mean().item()

@@ -1,163 +1,194 @@
-"""Train an EAGLE-3 drafter by training-time test (TTT).
-
-Slot t holds the aux hidden states of token t. In step 0 it takes the embedding of token t + 1 and
-predicts token t + 2; in step j it takes the drafter's own state of step j - 1, the embedding of
-token t + 1 + j and position t + j, and predicts token t + 2 + j. Its attention in step j sees the
-keys of step 0 up to t within its own dialogue, and its own keys of the steps 1 to j: exactly what
-an engine's drafter sees after a verify step that ended at t.
-"""
+"""Train an EAGLE-3 drafter by training-time test (TTT; `training.unroll` says what that is)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 import torch
 from torch import Tensor
 
 from drafters.eagle3 import Eagle3Drafter
-from training.data import Batch
-from training.loss import restrict, soft_cross_entropy, target_logits, within_draft_vocabulary
+from training.counts import StepCounts, count
+from training.loss import LossKind, Wanted, head_loss, target_choice, within_draft_vocabulary
 from training.optim import Optimizers
+from training.precision import has_tiles
 from training.progress import Progress, Smoothed
+from training.unroll import (
+    Captured,
+    Drafting,
+    TttStep,
+    Unroll,
+    drafted_slots,
+    drafting,
+    greedy_tokens,
+    shift,
+    unroll,
+)
 
-
-class Captured(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch with what the target computed for it.
-
-    `aux` [rows, length, n * H]: the aux hidden states side by side, in the drafter's order;
-    `last_normed` [rows, length, H]: the last state after the target's final norm.
-    """
-
-    batch: Batch
-    aux: Tensor
-    last_normed: Tensor
+__all__ = [
+    "Captured",
+    "StepCounts",
+    "StepResult",
+    "TrainSettings",
+    "TttStep",
+    "autocast",
+    "drafted_slots",
+    "drafter_loss",
+    "loss_slots",
+    "shift",
+    "train_drafter",
+    "unroll",
+    "with_choice",
+]
 
 
 class TrainSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`step_decay` is the base of the TTT steps' weights: step i counts step_decay ** i."""
+    """`step_decay` is the base of the TTT steps' weights: step i counts step_decay ** i.
+
+    `tokens`: what later steps are fed, the text's own tokens or the drafter's. `noise`: half-width
+    of the uniform noise on the aux states, in units of each state's root mean square. The rates
+    and `steps` are `train_drafter`'s alone.
+    """
 
     steps: int
     ttt_steps: int = 3
     step_decay: float = 0.8
     muon_lr: float = 0.01
     adam_lr: float = 0.003
-
-
-class TttStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One TTT step over every slot: logits [rows, length, D] and the tokens drafted [rows, length].
-
-    `tokens` are ids of the target's vocabulary.
-    """
-
-    logits: Tensor
-    tokens: Tensor
-
-
-def shift(x: Tensor, by: int) -> Tensor:
-    """x[:, t + by] at t; the last `by` columns repeat the final one and mean nothing."""
-    if by == 0:
-        return x
-    tail = x[:, -1:].expand(-1, by, *x.shape[2:])
-    return torch.cat((x[:, by:], tail), dim=1)
-
-
-def unroll(
-    drafter: Eagle3Drafter, captured: Captured, steps: int, *, own_tokens: bool
-) -> Iterator[TttStep]:
-    """Run the TTT steps over all slots at once.
-
-    With `own_tokens` each step after the first is fed the token the drafter itself chose, as when
-    drafting; else the true one, as in training.
-    """
-    batch = captured.batch
-    mask = slot_mask(batch.documents)
-    attention = TttAttention(mask, drafter.scale)
-    hidden = drafter.fuse(captured.aux)
-    ids = shift(batch.ids, 1)
-    for step in range(steps):
-        positions = batch.positions + step
-        q, k, v, residual = drafter.project(drafter.embed(ids), hidden, positions)
-        hidden, normed = drafter.finish(attention(q, k, v), residual)
-        logits = drafter.logits(normed)
-        tokens = drafter.to_target(logits.detach().argmax(-1))
-        yield TttStep(logits=logits, tokens=tokens)
-        ids = tokens if own_tokens else shift(batch.ids, step + 2)
-
-
-def slot_mask(documents: Tensor) -> Tensor:
-    """Documents [B, T] -> additive mask [B, T, T]: causal, within a document."""
-    length = documents.shape[1]
-    same = documents.unsqueeze(2) == documents.unsqueeze(1)
-    causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
-    zeros = torch.zeros(same.shape, device=documents.device)
-    return zeros.masked_fill_(~(same & causal), float("-inf"))
-
-
-class TttAttention:
-    """Attention of one TTT step; it keeps the keys and values of the steps before."""
-
-    def __init__(self, mask: Tensor, scale: float) -> None:
-        self.mask, self.scale = mask, scale
-        self.keys: list[Tensor] = []  # each [B, heads, T, d_k]
-        self.values: list[Tensor] = []
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [B, T, heads, d_k], k and v [B, T, kv_heads, d] -> [B, T, heads, d_v]."""
-        groups = q.shape[2] // k.shape[2]
-        q = q.transpose(1, 2)
-        self.keys.append(k.repeat_interleave(groups, 2).transpose(1, 2))
-        self.values.append(v.repeat_interleave(groups, 2).transpose(1, 2))
-        scores = q @ self.keys[0].transpose(2, 3) * self.scale + self.mask.unsqueeze(1)
-        diagonal = [(q * key).sum(-1, keepdim=True) * self.scale for key in self.keys[1:]]
-        weights = torch.cat((scores, *diagonal), dim=-1).softmax(-1)
-        length = scores.shape[-1]
-        out = weights[..., :length] @ self.values[0]
-        for i, value in enumerate(self.values[1:]):
-            out = out + weights[..., length + i].unsqueeze(-1) * value
-        return out.transpose(1, 2)
-
-
-def drafted_slots(batch: Batch, step: int) -> Tensor:
-    """True at the slots [rows, length] whose prediction in TTT step `step` carries loss."""
-    ahead = 2 + step
-    same = shift(batch.documents, ahead) == batch.documents
-    real = (batch.documents >= 0) & same & shift(batch.loss_mask, ahead)
-    real[:, -ahead:] = False
-    return real
+    loss: LossKind = "soft_cross_entropy"
+    tokens: Literal["teacher", "own"] = "teacher"
+    noise: float = 0.0
+    gradient_checkpointing: bool = False
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The weighted loss, and per TTT step how often the target's own choice was drafted."""
+    """The loss of one batch to go backward from, and what was counted on the way."""
 
     loss: Tensor
-    accuracy: list[float]
+    counts: StepCounts
+
+    @property
+    def accuracy(self) -> list[float]:
+        """Per TTT step how often the target's own choice was drafted; NaN without a slot."""
+        return [float("nan") if a is None else a for a in self.counts.accuracy]
+
+
+def autocast(device: torch.device, precision: str = "auto") -> torch.autocast:
+    """A context for forward passes: products in bfloat16 where asked for, or where it is faster.
+
+    `auto`: on GPUs, and on CPUs with instructions for bfloat16 products (AMX, AVX512-BF16).
+    Weights, norms, the residual stream and losses stay in float32.
+    """
+    fast = _quick_bfloat16() if device.type == "cpu" else device.type == "cuda"
+    wanted = precision == "bfloat16" or (precision == "auto" and fast)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)
+
+
+def _quick_bfloat16() -> bool:
+    """Where a CPU has to take bfloat16 apart by itself, products take longer than in float32."""
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return has_tiles() or bool(supported and supported())
+
+
+def noisy(aux: Tensor, layers: int, half_width: float, generator: torch.Generator | None) -> Tensor:
+    """Aux states [..., layers * H] with uniform noise on each, relative to its root mean square."""
+    if not half_width:
+        return aux
+    states = aux.unflatten(-1, (layers, -1))
+    device = generator.device if generator is not None else aux.device
+    noise = torch.rand(states.shape, generator=generator, device=device) * 2 - 1
+    size = states.float().square().mean(-1, keepdim=True).sqrt() * half_width
+    moved: Tensor = (states + noise.to(aux.device) * size).to(aux.dtype).flatten(-2)
+    return moved
+
+
+def with_choice(captured: Captured, lm_head: Tensor, ttt_steps: int) -> Captured:
+    """`captured` with the target's choice wherever training looks at it; elsewhere it is 0."""
+    if captured.choice is not None:
+        return captured
+    plan = drafting(captured.batch, ttt_steps)
+    states = captured.last_normed.flatten(0, 1)[plan.positions]
+    flat = torch.zeros_like(captured.batch.ids).flatten()
+    flat[plan.positions] = target_choice(states, lm_head)
+    return msgspec.structs.replace(captured, choice=flat.view_as(captured.batch.ids))
+
+
+def loss_slots(drafter: Eagle3Drafter, captured: Captured, ttt_steps: int) -> Tensor:
+    """How many slots carry loss in each TTT step, int64 [ttt_steps].
+
+    Wants `captured.choice` (see `with_choice`), except where the whole vocabulary is drafted.
+    Summed over the micro-batches of all ranks it is the `denominators` of `drafter_loss`, which
+    make the losses and gradients of the parts add up to those of the whole.
+    """
+    plan = drafting(captured.batch, ttt_steps)
+    if drafter.t2d is None:
+        return plan.valid.sum(1)
+    assert captured.choice is not None, "the target's choice is not known: see with_choice"
+    inside = within_draft_vocabulary(drafter, captured.choice.flatten()[plan.positions])
+    return (plan.valid & inside).sum(1)
 
 
 def drafter_loss(
-    drafter: Eagle3Drafter, captured: Captured, lm_head: Tensor, settings: TrainSettings
+    drafter: Eagle3Drafter,
+    captured: Captured,
+    lm_head: Tensor,
+    settings: TrainSettings,
+    *,
+    generator: torch.Generator | None = None,
+    denominators: Tensor | None = None,
 ) -> StepResult:
-    """The loss of one batch over all TTT steps.
+    """The loss of one batch over all TTT steps: the weighted mean of the steps' mean losses.
 
-    The accuracy is against the argmax over the target's whole vocabulary; a slot whose argmax
-    cannot be drafted carries no loss.
+    The accuracies are against the argmax over the target's whole vocabulary; a slot whose argmax
+    cannot be drafted carries no loss. `lm_head` [V, H] is the target's. `generator` draws the
+    noise. `denominators` [ttt_steps]: divide each step's sum of losses by this instead of its own
+    number of slots (see `loss_slots`).
     """
-    with torch.no_grad():
-        wanted = target_logits(captured.last_normed, lm_head)  # [B, T, V]: of token t + 1
-        choice = wanted.argmax(-1)
-    total, weight_sum, accuracy = torch.zeros(()), 0.0, []
-    for step, result in enumerate(unroll(drafter, captured, settings.ttt_steps, own_tokens=False)):
-        ahead = step + 1
-        slots = drafted_slots(captured.batch, step)
-        chosen = shift(choice, ahead)
-        accuracy.append((result.tokens == chosen)[slots].float().mean().item())
-        slots = slots & within_draft_vocabulary(drafter, chosen)
-        step_loss = soft_cross_entropy(
-            result.logits[slots], restrict(drafter, shift(wanted, ahead)[slots])
-        )
-        weight = settings.step_decay**step
-        total, weight_sum = total + weight * step_loss, weight_sum + weight
-    return StepResult(loss=total / weight_sum, accuracy=accuracy)
+    steps = settings.ttt_steps
+    with autocast(captured.aux.device, settings.precision):
+        if drafter.t2d is not None:
+            captured = with_choice(captured, lm_head, steps)
+        plan = drafting(captured.batch, steps)
+        wanted = _wanted(drafter, captured, lm_head, plan)
+        slots = (plan.valid & wanted.inside).sum(1) if denominators is None else denominators
+        decay = settings.step_decay ** torch.arange(steps, device=slots.device).float()
+        weights = decay / decay.sum() / slots.clamp_min(1)
+        normed = _states(drafter, captured, plan, settings, generator)
+        result = head_loss(drafter, normed, plan, wanted, kind=settings.loss, weights=weights)
+    return StepResult(loss=result.loss, counts=count(plan, wanted.inside, result))
+
+
+def _wanted(drafter: Eagle3Drafter, captured: Captured, lm_head: Tensor, plan: Drafting) -> Wanted:
+    at = plan.positions
+    choice = None if captured.choice is None else captured.choice.flatten()[at]
+    everything = torch.ones(at.shape, dtype=torch.bool, device=at.device)
+    return Wanted(
+        states=captured.last_normed.flatten(0, 1)[at],
+        choice=choice,
+        inside=everything if choice is None else within_draft_vocabulary(drafter, choice),
+        head=lm_head if drafter.t2d is None else lm_head[drafter.t2d],
+    )
+
+
+def _states(
+    drafter: Eagle3Drafter,
+    captured: Captured,
+    plan: Drafting,
+    settings: TrainSettings,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """The states for the logits of every TTT step [J, M, H]."""
+    aux = noisy(captured.aux, len(drafter.spec.aux_layers), settings.noise, generator)
+    checkpointing = settings.gradient_checkpointing
+    run = Unroll(drafter, captured, plan.slots, aux=aux, checkpointing=checkpointing)
+    states = [run.step(run.text(0))]
+    for step in range(1, settings.ttt_steps):
+        own = settings.tokens == "own"
+        states.append(run.step(greedy_tokens(drafter, states[-1]) if own else run.text(step)))
+    return torch.stack(states)
 
 
 def train_drafter(

@@ -44,7 +44,7 @@ def load_engine(
     proposer = None
     if drafter is not None:
         on_phase(f"loading drafter: {drafter}")
-        proposer = load_proposer(drafter, model, k=k, slots=slots, length=length)
+        proposer = load_proposer(drafter, target, model, k=k, slots=slots, length=length)
     on_phase(f"allocating cache: {slots} slots of {length} tokens")
     return Engine(
         model,
@@ -74,13 +74,15 @@ def load_model(target: Path, config: ModelConfig, dtype: torch.dtype, device: st
     return model
 
 
-def load_proposer(drafter: Path, model: Model, *, k: int, slots: int, length: int) -> EagleProposer:
+def load_proposer(
+    drafter: Path, target: Path, model: Model, *, k: int, slots: int, length: int
+) -> EagleProposer:
     """An EAGLE-3 drafter that shares the target's embedding or head where it has none."""
     from drafters.checkpoint import load
     from drafters.spec import DrafterError
 
     try:
-        head = load(drafter)
+        head = load(drafter, target)
     except DrafterError as error:
         raise EngineUsageError(str(error)) from error
     config, spec = model.config, head.spec

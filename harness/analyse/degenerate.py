@@ -143,12 +143,15 @@ def is_degenerate(record: RequestRecord) -> bool | None:
     are distinct and their order adds next to nothing.
     """
     units, least = units_of(record)
-    if len(units) < least:
-        return None
+    return None if len(units) < least else in_circles(units, record.finish_reason)
+
+
+def in_circles(units: Sequence[int], finish_reason: str | None) -> bool:
+    """`is_degenerate` of an answer's units, of which there are enough to be judged."""
     found = diversity(units)
     run = found.run
     if run is not None and run.times >= LEAST_TIMES:
-        cut = run.at_end and record.finish_reason == "length" and run.units >= CUT_RUN
+        cut = run.at_end and finish_reason == "length" and run.units >= CUT_RUN
         if cut or run.units >= RUN_SHARE * found.units:
             return True
     return found.order_ratio is not None and found.order_ratio < LOW_ORDER_RATIO

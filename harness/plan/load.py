@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from harness.errors import UsageError
-from harness.plan.schema import Plan
+from harness.plan.schema import Plan, Section
 from harness.plan.strict import (
     LIST_HINT,
     TABLES_HINT,
@@ -59,18 +59,22 @@ def read_profile(name: str) -> Source:
             raise UsageError(
                 f"--profile {name}: no such profile; {hint} A TOML file's path works too"
             )
+    return Source(name=path.stem, where=str(path), table=read_toml(path, f"--profile {name}"))
+
+
+def read_toml(path: Path, asked: str) -> dict[str, Any]:
+    """A TOML file's table; `asked` is how the user asked for it. Raises `UsageError`."""
     try:
         if not path.is_file():
             what = "no such file" if not path.exists() else "not a file; give a TOML file"
-            raise UsageError(f"--profile {name}: {what}")
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+            raise UsageError(f"{asked}: {what}")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"--profile {name}: cannot be read: {error.strerror}") from None
+        raise UsageError(f"{asked}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     except RecursionError:
         raise UsageError(f"{path}: not valid TOML: nested too deep") from None
-    return Source(name=path.stem, where=str(path), table=table)
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -84,13 +88,13 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def parse_set(item: str) -> tuple[str, Any]:
+def parse_set(item: str, root: type[Section] = Plan) -> tuple[str, Any]:
     """One `--set key=value`, the value in the key's own type. Raises `UsageError`."""
     key, equals, raw = item.partition("=")
     key, raw = key.strip(), raw.strip()
     if not equals or not key:
         raise UsageError(f"--set {item}: write it as key=value, for example load.concurrency=1,4")
-    kinds = known_keys()
+    kinds = known_keys(root)
     if key not in kinds:
         parent, _, leaf = key.rpartition(".")
         if parent in kinds and not is_text(kinds[parent]) and not is_list(kinds[parent]):
@@ -99,7 +103,7 @@ def parse_set(item: str) -> tuple[str, Any]:
             return key, _free_value(raw, kinds[parent])  # such as engine.extra_env.NAME
         if any(known.startswith(f"{key}.") for known in kinds):
             raise UsageError(f"--set {item}: '{key}' is a table; set a key of it")
-        raise unknown_key(f"--set {item}", key)
+        raise unknown_key(f"--set {item}", key, root)
     return key, _coerce(raw, kinds[key], item)
 
 

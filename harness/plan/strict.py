@@ -13,6 +13,7 @@ import msgspec
 from harness.errors import UsageError, one_line, plain_words
 from harness.plan.schema import Plan, Section
 
+S = typing.TypeVar("S", bound=Section)
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 LIST_HINT = "give one value, or several with commas between"
 TABLES_HINT = "a list of tables is wanted, such as [{seconds=30, rate=2}, {seconds=10, rate=5}]"
@@ -65,9 +66,9 @@ def nearest(word: str, words: typing.Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def unknown_key(where: str, path: str) -> UsageError:
+def unknown_key(where: str, path: str, root: type[Section] = Plan) -> UsageError:
     """The error for a key that does not exist, with the nearest one that does."""
-    keys = known_keys()
+    keys = known_keys(root)
     sections = {k.rpartition(".")[0] for k in keys if "." in k}
     leaf = path.rpartition(".")[2]
     same_leaf = [k for k in keys if k.rpartition(".")[2] == leaf]
@@ -77,14 +78,22 @@ def unknown_key(where: str, path: str) -> UsageError:
 
 
 def check_keys(
-    table: dict[str, Any], where: str, section: type[Section] = Plan, at: str = ""
+    table: dict[str, Any],
+    where: str,
+    section: type[Section] = Plan,
+    at: str = "",
+    root: type[Section] | None = None,
 ) -> None:
-    """Raise `UsageError` at the first key of `table` that the schema does not know."""
+    """Raise `UsageError` at the first key of `table` that the schema does not know.
+
+    `at` is where `section` lies within `root` (None: it is the root).
+    """
+    root = root or section
     fields = _fields(section)
     for name, value in table.items():
         path = at + name
         if name not in fields:
-            raise unknown_key(where, path)
+            raise unknown_key(where, path, root)
         inner = _section_of(fields[name])
         if inner is None:
             continue
@@ -92,7 +101,7 @@ def check_keys(
             if _takes_a_value(fields[name]):
                 continue
             raise UsageError(f"{where}: '{path}' is a table, not {value!r}; set a key of it")
-        check_keys(value, where, inner, f"{path}.")
+        check_keys(value, where, inner, f"{path}.", root)
 
 
 def _lift(table: dict[str, Any], section: type[Section] = Plan) -> dict[str, Any]:
@@ -164,17 +173,22 @@ def _check_texts(table: dict[str, Any], where: str, at: str = "") -> None:
                 raise UsageError(f"{where}: '{at}{name}': holds a NUL character".replace("\0", ""))
 
 
-def to_plan(table: dict[str, Any], where: str) -> Plan:
-    """Decode a checked table; raises `UsageError` with the key's path on a wrong value."""
-    check_keys(table, where)
+def decode(table: dict[str, Any], where: str, root: type[S]) -> S:
+    """A table as its schema's type; raises `UsageError` with the key's path on a wrong value."""
+    check_keys(table, where, root)
     _check_texts(table, where)
     try:
-        plan = msgspec.convert(_lift(table), Plan)
+        return msgspec.convert(_lift(table, root), root)
     except msgspec.ValidationError as error:
         path = str(error).partition(" - at `$.")[2]
         key = path.rstrip("`").removesuffix("[...]") or "plan"
-        said = complaint(error, known_keys().get(key))
+        said = complaint(error, known_keys(root).get(key))
         raise UsageError(f"{where}: '{key}': {said}") from None
+
+
+def to_plan(table: dict[str, Any], where: str) -> Plan:
+    """Decode a run's plan; raises `UsageError` with the key's path on a wrong value."""
+    plan = decode(table, where, Plan)
     for name, value in plan.client.headers.items():
         if not HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
             raise UsageError(f"{where}: client.headers: {one_line(name, 80)}: no header of HTTP")

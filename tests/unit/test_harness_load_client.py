@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.load.prompts.datasets import Prompt
-from harness.load.streaming.answer import AnswerReader, split_reasoning
+from harness.load.streaming.answer import Answer, AnswerReader, split_reasoning
 from harness.load.streaming.client import (
     Asking,
     Client,
@@ -89,6 +89,26 @@ def test_counts_come_from_token_ids_and_chunks_are_not_tokens() -> None:
     assert record.sent_ns is not None
     assert record.sent_ns < record.chunk_ns[0] <= record.chunk_ns[-1]
     assert seen.bodies[0]["stream_options"]["continuous_usage_stats"] is True
+
+
+def test_each_answer_can_be_had_as_it_comes_with_its_first_payload() -> None:
+    async def go() -> None:
+        answers: dict[int, Answer] = {}
+        first = {**GOOD[0], "prompt_token_ids": [7, 8]}
+
+        def script(number: int, body: dict[str, Any]) -> Any:
+            return stream([first, *GOOD[1:]]) if number == 0 else [whole("500 No", "{}")]
+
+        async with serve(script) as (url, _):
+            client = Client(asking(url), "cell", on_answer=answers.__setitem__)
+            for index in (3, 4):
+                record = await client.ask(index, PROMPT, None)
+                assert answers[index].error == record.error
+            await client.aclose()
+        assert json.loads(answers[3].head or b"") == first
+        assert answers[4].head is None and answers[4].error is not None
+
+    asyncio.run(go())
 
 
 def test_counts_come_from_continuous_usage_without_ids() -> None:

@@ -45,7 +45,8 @@ def _folder(path: Path, config: dict[str, Any], *, weights: bool = False) -> Pat
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     if weights:
-        save_file({"fc.weight": torch.zeros(8, 24)}, path / "model.safetensors")
+        tensors = {"fc.weight": torch.zeros(8, 24), "lm_head.weight": torch.zeros(32, 8)}
+        save_file(tensors, path / "model.safetensors")
     return path
 
 

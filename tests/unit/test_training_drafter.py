@@ -17,7 +17,7 @@ from training.evaluate import (
     walk,
     walk_all,
 )
-from training.loss import restrict, soft_cross_entropy
+from training.loss import restrict
 from training.trainer import (
     Captured,
     TrainSettings,
@@ -127,6 +127,21 @@ def test_drafting_everywhere_equals_drafting_with_a_cache(spec: DrafterSpec) -> 
             assert drafts[row, start + slot].tolist() == expected
 
 
+@pytest.mark.parametrize("spec", [LLAMA, MLA], ids=["llama", "mla"])
+def test_drafting_at_some_slots_is_drafting_everywhere_there(spec: DrafterSpec) -> None:
+    torch.manual_seed(0)
+    drafter = Eagle3Drafter(spec).eval()
+    data = captured(batch_of([[9, 7], [14]], 17))
+    everywhere = draft_everywhere(drafter, data, 4)
+    some = torch.rand(2, 17) < 0.4
+    drafts = draft_everywhere(drafter, data, 4, slots=some)
+    real = some & (data.batch.documents >= 0)
+    assert torch.equal(drafts[real], everywhere[real])
+    assert not drafts[~real].any() and not everywhere[data.batch.documents < 0].any()
+    nowhere = draft_everywhere(drafter, data, 2, slots=torch.zeros_like(some))
+    assert nowhere.shape == (2, 17, 2) and not nowhere.any()
+
+
 @torch.no_grad()
 def test_documents_do_not_see_each_other() -> None:
     torch.manual_seed(0)
@@ -171,11 +186,19 @@ def test_small_draft_vocabulary_is_masked_and_mapped() -> None:
         assert set(step.tokens.flatten().tolist()) <= set(kept.tolist())
 
 
-def test_soft_cross_entropy_is_least_at_the_target() -> None:
-    wanted = torch.randn(5, 9)
+def test_cross_entropy_is_the_divergence_and_the_targets_entropy() -> None:
+    torch.manual_seed(0)
+    drafter = Eagle3Drafter(LLAMA)
+    data = captured(batch_of([[14], [11]], 14))
+    head = torch.randn(30, 16)
+    soft, kl = (
+        drafter_loss(drafter, data, head, TrainSettings(steps=1, ttt_steps=1, loss=kind)).loss
+        for kind in ("soft_cross_entropy", "kl")
+    )
+    wanted = (data.last_normed @ head.T)[:, 1:][drafted_slots(data.batch, 0)[:, :-1]]
     entropy = -(wanted.softmax(-1) * wanted.log_softmax(-1)).sum(-1).mean()
-    assert torch.allclose(soft_cross_entropy(wanted, wanted), entropy)
-    assert soft_cross_entropy(torch.randn(5, 9), wanted) > entropy
+    assert kl > 0
+    torch.testing.assert_close(soft - kl, entropy)
 
 
 def test_training_is_deterministic_and_lowers_the_loss(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,12 +49,15 @@ _TARGET_SOURCES = (
 _DRAFTER_SOURCES = (
     "drafters/checkpoint.py",
     "drafters/eagle3.py",
-    "drafters/formats.py",
+    "drafters/flat.py",
     "drafters/headers.py",
     "drafters/spec.py",
+    "training/attention.py",
+    "training/counts.py",
     "training/evaluate.py",
     "training/loss.py",
     "training/trainer.py",
+    "training/unroll.py",
     "training/demo/drafter.py",
 )
 

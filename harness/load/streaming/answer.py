@@ -32,13 +32,15 @@ MAX_EVENT_BYTES = 8_000_000
 MAX_ERROR_BYTES = 1_000_000
 TAIL = 8
 """So many of the last payloads are kept as they came: engines put their own figures there."""
+NO_OUTPUT = "the answer holds no output"
 TokenSource = Literal["token_ids", "usage"]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What one request was answered; see `records.RequestRecord` for the fields' meaning.
 
-    `tail` holds the last payloads as they came; `retry_after_s` what the server asked to wait.
+    `tail` holds the last payloads as they came, `head` the first one (None: there was none), where
+    servers put the prompt's token ids; `retry_after_s` is what the server asked to wait.
     """
 
     chunk_ns: tuple[int, ...]
@@ -56,6 +58,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     http_status: int | None
     retry_after_s: float | None
     error: str | None
+    head: bytes | None = None
 
 
 class AnswerReader:
@@ -71,6 +74,7 @@ class AnswerReader:
         self._error: str | None = None
         self._ended = False
         self._overlong = False
+        self._head: bytes | None = None
         self._tail: deque[bytes] = deque(maxlen=TAIL)
         self._chunk_ns: list[int] = []
         self._chunk_tokens: list[int | None] = []
@@ -139,6 +143,8 @@ class AnswerReader:
         except Malformed as error:
             self._fail(f"the answer cannot be understood: {error}")
         else:
+            if self._head is None:
+                self._head = data
             self._tail.append(data)
 
     def _add(self, arrived_ns: int, chunk: Chunk) -> None:
@@ -192,7 +198,7 @@ class AnswerReader:
         elif self._status is not None:
             error = error or self._whole_body()
         if error is None and not self._chunk_ns:
-            error = "the answer holds no output"
+            error = NO_OUTPUT
         ids_known = self._ids_whole and bool(self._ids)
         tokens, source = self._total(ids_known)
         known = [t for t in self._chunk_tokens if t is not None]
@@ -215,6 +221,7 @@ class AnswerReader:
             http_status=self._status,
             retry_after_s=self._retry_after_s,
             error=error,
+            head=self._head,
         )
 
     def _firsts(self) -> tuple[int | None, int | None]:
@@ -267,6 +274,7 @@ class AnswerReader:
             self._add(self._last_ns, chunk_of(payload))
         except Malformed as malformed:
             return f"the answer cannot be understood: {malformed}"
+        self._head = raw
         self._tail.append(raw)
         return None
 

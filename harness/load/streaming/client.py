@@ -21,6 +21,7 @@ from harness.records import DraftCounts, RequestRecord
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 ReadAcceptance = Callable[[list[dict[str, Any]]], DraftCounts | None]
+OnAnswer = Callable[[int, Answer], None]
 RETRIED = (429, 503)
 RETRY_AFTER_S = 1.0
 """Waited where a server asks for patience and does not say how long."""
@@ -96,11 +97,20 @@ class Client:
     """Sends requests and turns their answers into records; one per cell and event loop.
 
     `tails` holds, by index, the last payloads of each whole answer: `with_acceptance` reads an
-    engine's own figures out of them when the load is over.
+    engine's own figures out of them when the load is over. `on_answer` is given each request's
+    index and answer, failed ones too, before its record is returned.
     """
 
-    def __init__(self, asking: Asking, cell_id: str, *, worker: int = 0) -> None:
+    def __init__(
+        self,
+        asking: Asking,
+        cell_id: str,
+        *,
+        worker: int = 0,
+        on_answer: OnAnswer | None = None,
+    ) -> None:
         self._asking = asking
+        self._on_answer = on_answer
         self._cell_id = cell_id
         self._worker = worker
         self._url = Origin.parse(asking.url).root + PATHS[asking.endpoint]
@@ -144,6 +154,8 @@ class Client:
                 break
         if answer.error is None and answer.tail:
             self.tails[index] = answer.tail
+        if self._on_answer is not None:
+            self._on_answer(index, answer)
         return self._record(index, prompt, due_ns, answer, exchange, tries)
 
     async def _attempt(self, index: int, prompt: Prompt) -> tuple[Answer, Exchange]:

@@ -1,0 +1,74 @@
+"""`python -m training evaluate` of a drafter from elsewhere, in the reference engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def evaluate(repo: Path, pair: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "training", "evaluate", "--plan", "demo"]
+    command += ["--drafter", str(pair / "drafter-mla"), "--out", str(out)]
+    command += ["--set", "evaluate.prompts=8", *more]
+    return subprocess.run(command, cwd=repo, capture_output=True, text=True)
+
+
+def test_the_reference_engine_accepts_what_is_expected_to_the_draft(
+    repo: Path, demo_pair: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "evaluation"
+    done = evaluate(repo, demo_pair, out)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(out)
+    assert "as expected, to the draft" in done.stdout
+    result = json.loads((out / "evaluation.json").read_text())
+    offline, reference = result["rows"]
+    for key in ("drafts", "rate", "length", "per_position"):
+        assert offline[key] == reference[key]
+    assert offline["length"] > 1.5
+    assert reference["same_outputs"] == reference["answered"] == 8
+    walked = {a["prompt_id"]: a for a in result["offline"]["answers"]}
+    for answer in result["online"][0]["answers"]:
+        expected = walked[answer["prompt_id"]]
+        assert answer["token_ids"] == expected["token_ids"]
+        for key in ("drafts", "accepted", "per_position"):
+            assert answer["counts"][key] == expected["counts"][key]
+    again = evaluate(repo, demo_pair, out, "--json")
+    assert again.returncode == 0 and "finished already" in again.stderr
+    assert json.loads(again.stdout)["passed"] is True
+    other = evaluate(repo, demo_pair, out, "--set", "evaluate.k=2")
+    assert other.returncode == 2
+    assert other.stderr.splitlines()[-1].startswith("training: ")
+    assert "evaluate.k = 3, now it is 2" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("length", "verdict"), [("4", "TOO HIGH"), pytest.param("1", "TOO LOW", marks=pytest.mark.full)]
+)
+def test_an_engine_that_accepts_what_it_should_not_fails_the_gate(
+    repo: Path, demo_pair: Path, tmp_path: Path, length: str, verdict: str
+) -> None:
+    forced = f"engine.extra_args=--forced-length,{length}"
+    done = evaluate(repo, demo_pair, tmp_path / "out", "--set", forced)
+    assert done.returncode == 1, done.stderr
+    assert verdict in done.stdout and "the gate did not pass" in done.stdout
+    assert "|offline - online|" in done.stderr.splitlines()[-1]
+
+
+def test_mistakes_are_one_line(repo: Path, demo_pair: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for more, said in (
+        (("--engine", "openai"), "give its --url"),
+        (("--engine", "trtllm"), "evaluate.engines"),
+        (("--drafter", str(tmp_path)), "config.json"),
+    ):
+        done = evaluate(repo, demo_pair, out, *more)
+        assert done.returncode == 2, (more, done.stderr)
+        line = done.stderr.splitlines()[-1]
+        assert line.startswith("training: ") and said in line
+        assert "Traceback" not in done.stderr
+    assert not (out / "evaluation.json").exists()

@@ -1,0 +1,24 @@
+"""How `python -m training` ends: as `python -m harness` does, and what else training runs into."""
+
+from __future__ import annotations
+
+import errno
+
+from harness.ending import Stopped, complain, exit_code_of
+
+DISK_FULL = 3
+
+
+def training_exit_code(error: BaseException, program: str = "training") -> int:
+    """Tell the error in one line and give its exit code (`harness.ending.exit_code_of`).
+
+    A full disk is told as one, with code 3; an interruption says how to go on.
+    """
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        where = f" ({error.filename})" if error.filename else ""
+        complain(f"the disk is full{where}; make room and run the same command again", program)
+        return DISK_FULL
+    code = exit_code_of(error, program)
+    if isinstance(error, Stopped | KeyboardInterrupt):
+        complain("what was finished is kept; run the same command again to go on", program)
+    return code

@@ -1,0 +1,247 @@
+"""The same prompts in a real engine: started with the drafter, asked, and its figures read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from drafters.formats import text_config
+from engines.base import Adapter, EngineFailed, ServeSpec
+from engines.catalog import adapter as adapter_named
+from engines.checkpoint import read_config
+from engines.process import EngineProcess, free_port
+from harness.errors import UsageError
+from harness.load.drive import Driven, drive
+from harness.load.prompts.prompt import Prompt
+from harness.load.slices import Tally
+from harness.load.streaming.client import Asking
+from harness.load.streaming.plain import plain_client
+from harness.measure.counters import CounterReader, CounterWindow
+from harness.measure.metrics import client_counts, from_histogram, pool
+from harness.records import DraftCounts, LoadPoint, RequestRecord
+from training.evaluation.records import Asked, HeldOut, Online, Source
+from training.plan import TrainingPlan
+from training.progress import Progress, note
+
+MODEL = "target"
+GONE = "the engine is gone"
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be served, and how many of the plan's words that takes."""
+
+    plan: TrainingPlan
+    target: Path
+    drafter: Path
+    k: int
+    context: int
+    url: str | None = None
+
+    def spec(self) -> ServeSpec:
+        """The neutral specification for an engine that is started here."""
+        engine = self.plan.engine
+        return ServeSpec(
+            target=self.target,
+            served_name=MODEL,
+            port=engine.port or free_port(),
+            drafter=self.drafter,
+            k=self.k,
+            dtype=served_dtype(self.plan, self.target),
+            max_model_len=self.context,
+            max_num_seqs=engine.max_num_seqs or max(4, self.plan.generate.concurrency),
+            kv_cache_gib=engine.kv_cache_gib,
+            tensor_parallel=engine.tensor_parallel,
+            device=engine.device,
+            seed=self.plan.seed,
+            threads=engine.threads,
+            trust_remote_code=engine.trust_remote_code,
+            extra_args=engine.extra_args,
+            extra_env=engine.extra_env,
+        )
+
+
+def served_dtype(plan: TrainingPlan, target: Path) -> str:
+    """The plan's type, else the target's own: vLLM's `auto` makes bfloat16 of float32."""
+    if plan.engine.dtype != "auto":
+        return plan.engine.dtype
+    text = text_config(read_config(target, "target"))
+    own = str(text.get("dtype") or text.get("torch_dtype") or "auto").removeprefix("torch.")
+    return own if own in ("float32", "float16", "bfloat16") else "auto"
+
+
+def check_engine(name: str, serving: Serving) -> None:
+    """Raise `EngineUsageError` or `UsageError` where the engine cannot be asked at all."""
+    if name == "openai":
+        if serving.url is None:
+            raise UsageError(
+                "evaluate: the engine openai is a server that runs already: give its --url"
+            )
+        return
+    adapter_named(name).check(serving.spec())
+
+
+def ask_engine(name: str, serving: Serving, held: Sequence[HeldOut], folder: Path) -> Online:
+    """Serve the drafter in engine `name` and ask it `held`, greedy.
+
+    The engine's log and its translated drafter go to `folder`. Raises `EngineFailed`.
+    """
+    adapter = adapter_named(name)
+    begun = time.perf_counter()
+    with _server(adapter, serving, folder) as (url, model, ready_s, gone):
+        http = plain_client(url, serving.plan.client, None)
+        reader = CounterReader(adapter, url, http)
+        try:
+            window = CounterWindow(reader)
+            driven = _drive(adapter, serving, held, (url, model), gone)
+            window.close()
+        finally:
+            reader.close()
+        if driven.interrupted is not None:
+            raise EngineFailed(f"{name}: {driven.interrupted}", phase="serving")
+    counters = window.difference()
+    counts, source = _taken(counters.delta, driven.records)
+    return Online(
+        engine=name,
+        answers=tuple(_asked(r, held) for r in driven.records),
+        counters=counters.delta,
+        requests=_pooled(driven.records),
+        counts=counts,
+        source=source,
+        note=counters.note,
+        ready_s=ready_s,
+        seconds=time.perf_counter() - begun,
+    )
+
+
+Server = tuple[str, str, float | None, Callable[[], str | None]]
+
+
+@contextmanager
+def _server(adapter: Adapter, serving: Serving, folder: Path) -> Iterator[Server]:
+    """The server's root, the model's name there, how long it took to start, and its watch."""
+    if serving.url is not None and adapter.name == "openai":
+        yield serving.url, serving.plan.target.served_name or MODEL, None, lambda: None
+        return
+    spec = serving.spec()
+
+    def on_phase(phase: str, elapsed_s: float) -> None:
+        note(f"evaluate: {adapter.name} starts: {phase} ({elapsed_s:.0f} s)")
+
+    with EngineProcess(
+        adapter,
+        spec,
+        workdir=folder / "work",
+        log_path=folder / "engine.log",
+        deadline_s=serving.plan.engine.startup_deadline_s,
+        on_phase=on_phase,
+    ) as process:
+        process.start()
+        process.wait_ready()
+        yield (
+            process.base_url,
+            MODEL,
+            process.ready_s,
+            lambda: None if process.alive() else GONE,
+        )
+        if not process.alive():
+            raise process.failure()
+
+
+def _drive(
+    adapter: Adapter,
+    serving: Serving,
+    held: Sequence[HeldOut],
+    where: tuple[str, str],
+    gone: Callable[[], str | None],
+) -> Driven:
+    """Every prompt once, greedy, as many at once as the plan's `generate.concurrency`."""
+    plan = serving.plan
+    # Token ids and the completions endpoint: the same tokens for every engine, and ids come back.
+    asking = Asking(
+        url=where[0],
+        model=where[1],
+        endpoint="completions",
+        max_tokens=plan.generate.max_tokens,
+        sampling=msgspec.structs.replace(plan.sampling, temperature=0.0),
+        timeout_s=plan.generate.timeout_s,
+        extra=dict(adapter.request_fields(speculative=True, endpoint="completions")),
+        client=plan.client,
+    )
+    prompts = [
+        Prompt(id=h.prompt_id, category=h.category, token_ids=h.token_ids, max_tokens=h.max_tokens)
+        for h in held
+    ]
+    load = LoadPoint(
+        mode="closed",
+        concurrency=min(plan.generate.concurrency, len(prompts)),
+        num_requests=len(prompts),
+    )
+    progress, done = Progress(f"evaluate: {adapter.name}", len(prompts)), Tally()
+
+    def on_tally(tally: Tally) -> None:
+        nonlocal done
+        text = f"{tally.failed} failed" if tally.failed else "answers"
+        progress.update(tally.done - 1, tokens=tally.tokens - done.tokens, text=text)
+        done = tally
+
+    return drive(
+        asking,
+        prompts,
+        load,
+        cell_id=adapter.name,
+        seed=plan.seed,
+        engine_gone=gone,
+        on_tally=on_tally,
+        workers=1,
+        read_acceptance=lambda payloads: _read(adapter, payloads),
+    )
+
+
+def _read(adapter: Adapter, payloads: list[dict[str, Any]]) -> DraftCounts | None:
+    """One request's own figures; None where the server tells none of a known shape."""
+    try:
+        told = adapter.request_acceptance(payloads)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return None
+    if told is None:
+        return None
+    if told.histogram is None:
+        return DraftCounts(drafts=told.drafts, drafted=told.drafted, accepted=told.accepted)
+    counts = from_histogram(told.drafts, told.drafted, told.histogram)
+    return msgspec.structs.replace(counts, past_end=told.past_end)
+
+
+def _pooled(records: Sequence[RequestRecord]) -> DraftCounts | None:
+    """The requests' own figures; an answer of one token had no verify step, and needs none."""
+    ok = [r for r in records if r.status == "ok"]
+    told = [r for r in ok if r.acceptance is not None or (r.output_tokens or 2) > 1]
+    return pool([r.acceptance for r in told])
+
+
+def _taken(
+    delta: DraftCounts | None, records: Sequence[RequestRecord]
+) -> tuple[DraftCounts | None, Source | None]:
+    """The counters where they tell all, else the requests' own figures, else the chunks seen."""
+    if delta is not None and delta.drafts and delta.drafted:
+        return delta, "counters"
+    requests = _pooled(records)
+    if requests is not None and requests.drafted:
+        return requests, "requests"
+    seen = client_counts(records)
+    return (seen, "client") if seen is not None else (None, None)
+
+
+def _asked(record: RequestRecord, held: Sequence[HeldOut]) -> Asked:
+    return Asked(
+        prompt_id=held[record.index].prompt_id,
+        token_ids=record.token_ids,
+        output_tokens=record.output_tokens,
+        finish_reason=record.finish_reason,
+        counts=record.acceptance,
+        error=record.error,
+    )

@@ -1,0 +1,113 @@
+"""The gate of a stage: what was checked of its output, and whether the next stage may use it.
+
+Each stage's folder ends with `gate.json`, written last and whole. It names the inputs it was made
+from by digest, so that a stage made from other inputs is known to be stale.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from harness.errors import GateFailed, UsageError
+
+GATE = "gate.json"
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was measured of a stage's output.
+
+    `value` beside `limit`, as `relation` says ("<=", ">=", "=="); value None: it could not be
+    measured, and `reason` says why. `advice`: what to do where it failed.
+    """
+
+    name: str
+    passed: bool
+    value: float | int | str | None = None
+    limit: float | int | str | None = None
+    relation: str = ""
+    reason: str = ""
+    advice: str = ""
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """`output` digests what the stage made, `inputs` the outputs of the stages it was made from."""
+
+    stage: str
+    passed: bool
+    checks: tuple[Check, ...]
+    output: str
+    inputs: dict[str, str] = {}
+
+    @classmethod
+    def of(
+        cls, stage: str, checks: tuple[Check, ...], *, output: str, inputs: Mapping[str, str]
+    ) -> Gate:
+        """The gate that passes if all its checks do."""
+        passed = all(check.passed for check in checks)
+        return cls(
+            stage=stage,
+            passed=passed,
+            checks=checks,
+            output=output,
+            inputs=dict(sorted(inputs.items())),
+        )
+
+
+def write_gate(folder: Path, gate: Gate) -> None:
+    """The last file of a stage."""
+    data = msgspec.json.format(msgspec.json.encode(gate), indent=2) + b"\n"
+    write_whole(folder / GATE, data)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that it is whole or not there: beside it, synced, then renamed."""
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def read_gate(folder: Path) -> Gate | None:
+    """A stage's gate, None where the stage has not ended. Raises `UsageError`."""
+    path = folder / GATE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Gate)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        raise UsageError(f"{path}: cannot be read ({error}); run the stage again") from None
+
+
+def passed_gate(folder: Path, stage: str) -> Gate:
+    """The gate of the stage whose output is to be used.
+
+    Raises `UsageError` where the stage has not ended, `GateFailed` where it did not pass.
+    """
+    gate = read_gate(folder)
+    if gate is None:
+        raise UsageError(
+            f"{folder}: the stage {stage} has not ended; run `python -m training {stage}` first"
+        )
+    if not gate.passed:
+        failed = next(check for check in gate.checks if not check.passed)
+        raise GateFailed(f"{folder}: {stage} did not pass its gate: {said(failed)}")
+    return gate
+
+
+def said(check: Check) -> str:
+    """A check in one line: what, measured against which limit, and what to do."""
+    measured = "not measured" if check.value is None else f"{_figure(check.value)}"
+    limit = f" (wanted {check.relation} {_figure(check.limit)})" if check.limit is not None else ""
+    reason = f": {check.reason}" if check.reason else ""
+    advice = f"; {check.advice}" if check.advice and not check.passed else ""
+    return f"{check.name} {measured}{limit}{reason}{advice}"
+
+
+def _figure(value: float | int | str | None) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
