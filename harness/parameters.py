@@ -22,6 +22,10 @@ class Command(typer.core.TyperCommand):
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
 
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the plan; repeat it."),
+]
 Levels = Annotated[
     list[str] | None,
     typer.Option(
