@@ -144,7 +144,8 @@ def _shared_object(fat: bytes) -> bytes:
 @pytest.mark.engine
 def test_real_device_code_is_listed_in_a_folder_and_in_a_wheel(tmp_path: Path) -> None:
     ptxas = _ptxas()
-    told = [parse_arch(a) for a in ("8.0", "9.0a", "10.0f", "10.3a", "12.0a")]
+    # "f" is left out: cuobjdump does not list it apart from the plain one, and both run alike
+    told = [parse_arch(a) for a in ("8.0", "9.0a", "10.0", "10.3a", "12.0a")]
     blob = _shared_object(_fat_binary([(a, _cubin(ptxas, tmp_path, a)) for a in told]))
     folder = tmp_path / "sgl_kernel" / "sm100"
     folder.mkdir(parents=True)
