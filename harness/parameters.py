@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the plan; repeat it."),
+]
 Levels = Annotated[
     list[str] | None,
     typer.Option(

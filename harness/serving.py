@@ -144,6 +144,7 @@ def serving(
         workdir=folder / "work",
         log_path=folder / "engine.log",
         deadline_s=prepared.plan.engine.startup_deadline_s,
+        patience=prepared.plan.engine.stall_patience,
         on_phase=on_phase,
     ) as process:
         try:

@@ -83,7 +83,7 @@ def fits(name: str, prefixes: tuple[str, ...]) -> bool:
 
 def knows_every_stage(module: str) -> bool:
     """The command line and the stories, by their whole names: `harness.run`, not `x.y.run`."""
-    return module in {f"harness.{name}" for name in (*STORIES, "cli", "__main__")}
+    return module in {f"harness.{name}" for name in (*STORIES, "cli", "cli_engines", "__main__")}
 
 
 def allowed(module: str) -> tuple[str, ...]:

@@ -24,7 +24,11 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class EngineSection(Section, frozen=True, kw_only=True):
-    """How the engine is served; `extra_args` and `extra_env` are passed on as they are."""
+    """How the engine is served; `extra_args` and `extra_env` are passed on as they are.
+
+    `stall_patience` multiplies how long nothing may happen in a start before it is dissected and
+    ended; 0 waits for `startup_deadline_s` alone.
+    """
 
     port: Port | None = None
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
@@ -37,6 +41,7 @@ class EngineSection(Section, frozen=True, kw_only=True):
     trust_remote_code: bool = False
     reasoning_parser: str | None = None
     startup_deadline_s: PositiveFloat = 600.0
+    stall_patience: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0
     api_key_env: str | None = None
     extra_args: tuple[str, ...] = ()
     extra_env: dict[str, str] = {}
