@@ -19,6 +19,7 @@ from harness.analyse.frontier import GAVE_UP, SEARCHED, Capacity, at_load, capac
 from harness.analyse.summary import SEARCH
 from harness.attach import prepare_attached
 from harness.errors import UsageError
+from harness.findings import Summary
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.schedule.conversations import opening
 from harness.measure.slo import Slo, slo_of, uncounted
@@ -27,7 +28,7 @@ from harness.plan.expand import cell_id, load_points
 from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request, prepare
 from harness.progress import Progress
-from harness.records import VARIANTS, Cell, LaunchRecord, LoadPoint, Manifest, Summary, Variant
+from harness.records import VARIANTS, Cell, LaunchRecord, LoadPoint, Manifest, Variant
 from harness.run import (
     LAUNCH,
     Outcome,

@@ -23,6 +23,7 @@ from harness.analyse.summary import summarise
 from harness.announce import title_of
 from harness.attach import prepare_attached
 from harness.errors import HarnessError, UsageError, VoidRun, one_line
+from harness.findings import Summary
 from harness.floor import ask_again, read_floor
 from harness.load.drive import drive
 from harness.load.interrupt import held
@@ -49,7 +50,7 @@ from harness.probes import (
     read_ties,
 )
 from harness.progress import Progress
-from harness.records import SCHEMA_VERSION, Cell, LaunchRecord, Manifest, Summary, Timeline
+from harness.records import SCHEMA_VERSION, Cell, LaunchRecord, Manifest, Timeline
 from harness.serving import Server, Started, acceptance_reader, asking_of, serving, warm_up
 
 LAUNCH = "launch.json"

@@ -13,6 +13,7 @@ from harness.analyse.data import CellData
 from harness.analyse.doubts import counters_doubted, per_request_doubted
 from harness.analyse.ratio import CONFIDENCE, ratio, share
 from harness.analyse.requests import Columns, columns, drafted_a_step, own_counts
+from harness.findings import Acceptance, AcceptanceEstimates, Estimate, MergedChunks
 from harness.measure.metrics import (
     acceptance_length,
     acceptance_rate,
@@ -22,14 +23,7 @@ from harness.measure.metrics import (
     pool,
 )
 from harness.measure.table import RequestTable
-from harness.records import (
-    Acceptance,
-    AcceptanceEstimates,
-    DraftCounts,
-    Estimate,
-    MergedChunks,
-    RequestRecord,
-)
+from harness.records import DraftCounts, RequestRecord
 
 Source = Literal["counters", "per_request", "client"]
 SOURCES: tuple[Source, ...] = ("counters", "per_request", "client")

@@ -16,16 +16,9 @@ from harness.analyse.integrity import matched_rows, total
 from harness.analyse.reconcile import acceptance_cautions
 from harness.analyse.statistics import sign_test
 from harness.errors import one_line
+from harness.findings import Acceptance, Caution, Comparison, Integrity, Metrics
 from harness.measure.columns import Names
-from harness.records import (
-    VARIANTS,
-    Acceptance,
-    Caution,
-    Comparison,
-    Integrity,
-    LoadPoint,
-    Metrics,
-)
+from harness.records import VARIANTS, LoadPoint
 
 LATE_S = 0.05
 FEW_REQUESTS = 20

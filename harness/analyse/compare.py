@@ -14,8 +14,9 @@ from harness.analyse.data import CellData, RunData, pairs
 from harness.analyse.statistics import LogMean, holm, log_mean, percent_of, verdict
 from harness.analyse.stopping import first_look, stopped_confidence
 from harness.errors import one_line
+from harness.findings import Comparison, Metrics
 from harness.measure.metrics import DEFINITIONS
-from harness.records import Comparison, LoadPoint, Metrics
+from harness.records import LoadPoint
 
 DASH = "\N{EN DASH}"
 PRIMARY = "output_tokens_per_s"

@@ -16,9 +16,10 @@ import numpy as np
 from harness.analyse.compare import PRIMARY, load_words, value_of
 from harness.analyse.data import CellData, RunData
 from harness.analyse.statistics import log_mean, t_p_value
+from harness.findings import Caution, Metrics
 from harness.measure.metrics import tpot_s
 from harness.measure.table import RequestTable
-from harness.records import Caution, LoadPoint, Metrics
+from harness.records import LoadPoint
 
 RARE = 0.01
 """A check speaks where chance would make it speak less often than so."""

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from harness.analyse.compare import COMPARED, interval_confidence, value_of
 from harness.analyse.data import CellData, RunData
 from harness.analyse.statistics import log_mean, percent_of, t_quantile
+from harness.findings import Metrics, VariantEstimate
 from harness.measure.columns import Drafts
 from harness.measure.metrics import pool
-from harness.records import VARIANTS, DraftCounts, Metrics, VariantEstimate
+from harness.records import VARIANTS, DraftCounts
 
 ACCEPTANCE = "acceptance_length"
 

@@ -8,7 +8,7 @@ from harness.analyse.compare import DASH, PRIMARY, load_words
 from harness.analyse.data import RunData
 from harness.analyse.drift import drift_cautions
 from harness.analyse.stopping import half_width
-from harness.records import Caution, Comparison, Metrics
+from harness.findings import Caution, Comparison, Metrics
 
 
 def fairness_cautions(

@@ -12,11 +12,12 @@ import numpy as np
 from harness.analyse.bracket import By, Judged, Look, Point, Search, bracket, next_value, points
 from harness.analyse.data import CellData, RunData
 from harness.analyse.statistics import autocorrelation_time, wilson
+from harness.findings import Metrics
 from harness.measure.metrics import cell_metrics
 from harness.measure.slo import Slo, attained, meets, slo_of, strain
 from harness.measure.steady import ended_ns, placed_ns
 from harness.measure.table import RequestTable
-from harness.records import SCHEMA_VERSION, VARIANTS, Metrics, Record, RequestRecord, Variant
+from harness.records import SCHEMA_VERSION, VARIANTS, Record, RequestRecord, Variant
 
 
 class Figures(Record, frozen=True, kw_only=True):

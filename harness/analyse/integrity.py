@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 
 from harness.analyse.data import CellData
+from harness.findings import Integrity
 from harness.measure.columns import TEXTS_AT_ONCE, Bools, Integers, Names
 from harness.measure.table import RequestTable
-from harness.records import Integrity, RequestRecord, Tie
+from harness.records import RequestRecord, Tie
 
 SHOWN = 5
 PARTED = "\x1f"

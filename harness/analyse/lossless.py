@@ -16,9 +16,10 @@ from harness.analyse.integrity import (
     near_tie_bound,
     total,
 )
+from harness.findings import Caution, EngineIntegrity, Integrity
 from harness.measure.columns import Integers, Names
 from harness.measure.table import RequestTable
-from harness.records import Caution, EngineIntegrity, Integrity, Tie, Ties
+from harness.records import Tie, Ties
 
 SIGNIFICANT = 0.01
 EXACT = ("float32",)

@@ -16,7 +16,7 @@ from statistics import geometric_mean
 import msgspec
 
 from harness.analyse.statistics import paired_ratio
-from harness.records import Interval, Prediction
+from harness.findings import Interval, Prediction
 
 BEYOND = 2
 """So many draft tokens beyond the largest measured k are predicted as well."""

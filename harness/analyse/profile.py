@@ -16,9 +16,10 @@ from harness.analyse.acceptance import estimates, pooled_acceptance
 from harness.analyse.data import CellData, RunData
 from harness.analyse.requests import Columns, columns, drafted_a_step
 from harness.analyse.speed import forced_length
+from harness.findings import Acceptance
 from harness.measure.metrics import categories
 from harness.measure.table import RequestTable
-from harness.records import Acceptance, DraftCounts
+from harness.records import DraftCounts
 
 VERSION = "1.0"
 TOLERANCE = 0.02

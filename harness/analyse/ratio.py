@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness.analyse.statistics import wilson
-from harness.records import Estimate
+from harness.findings import Estimate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,8 @@ import msgspec
 
 from harness.analyse.data import RunData, pairs
 from harness.analyse.integrity import matched_rows
-from harness.records import Caution, EngineIntegrity, RequestRecord
+from harness.findings import Caution, EngineIntegrity
+from harness.records import RequestRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

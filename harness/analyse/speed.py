@@ -21,11 +21,12 @@ import numpy as np
 from harness.analyse.acceptance import acceptance_of, sources_of
 from harness.analyse.data import CellData, RunData, pairs
 from harness.analyse.predict import Measured, Unit, estimate, predictions
+from harness.findings import Acceptance, Interval, Metrics, Speed
 from harness.measure.columns import Integers
 from harness.measure.metrics import later_tokens
 from harness.measure.steady import LEVELS, Level
 from harness.measure.table import RequestTable
-from harness.records import Acceptance, Interval, LoadPoint, Metrics, Speed
+from harness.records import LoadPoint
 
 Basis = Literal["chunks", "acceptance"]
 CHUNKS_AGREE = 0.02

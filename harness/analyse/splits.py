@@ -25,16 +25,11 @@ from harness.analyse.requests import (
     each_drafted_a_step,
     past_end,
 )
+from harness.findings import AcceptanceSplits, Estimate, Split, SplitPart
 from harness.measure.columns import Ints, Names
 from harness.measure.metrics import window_ns
 from harness.measure.table import RequestTable
-from harness.records import (
-    AcceptanceSplits,
-    Estimate,
-    LoadPoint,
-    Split,
-    SplitPart,
-)
+from harness.records import LoadPoint
 
 Counts = NDArray
 Source = Literal["per_request", "client"]

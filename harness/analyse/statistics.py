@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from harness.findings import Verdict
 from harness.measure.metrics import Better
-from harness.records import Verdict
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,17 +19,11 @@ from harness.analyse.output import Output, output_cautions, output_of, output_vo
 from harness.analyse.speed import forced_length, speeds
 from harness.analyse.speed_cautions import speed_cautions
 from harness.analyse.splits import split_acceptance
+from harness.findings import Acceptance, CellSummary, Metrics, Summary
 from harness.measure.metrics import by_category, cell_metrics
 from harness.measure.slo import meets, slo_of
 from harness.measure.steady import LEVELS, Level
-from harness.records import (
-    SCHEMA_VERSION,
-    Acceptance,
-    CellSummary,
-    DraftCounts,
-    Metrics,
-    Summary,
-)
+from harness.records import SCHEMA_VERSION, DraftCounts
 
 MIN_OK_SHARE = 0.5
 SEARCH = "capacity"

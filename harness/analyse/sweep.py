@@ -16,16 +16,8 @@ import msgspec
 from harness.analyse.data import RunData
 from harness.analyse.predict import Key, estimate, predictions
 from harness.analyse.speed import forced_length, measured_of
-from harness.records import (
-    Axis,
-    Interval,
-    LoadPoint,
-    Prediction,
-    Record,
-    Setting,
-    Summary,
-    Variant,
-)
+from harness.findings import Interval, Prediction, Summary
+from harness.records import Axis, LoadPoint, Record, Setting, Variant
 
 NO_DRAFTER = "no drafter"
 """The baseline among the settings to choose from."""

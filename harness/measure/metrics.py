@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from harness.findings import CategoryFigures, Distribution, Metrics, Steady
 from harness.measure.columns import Bools, Drafts, Floats, Integers, Ints
 from harness.measure.definitions import DEFINITIONS as DEFINITIONS
 from harness.measure.definitions import LATE_S
@@ -17,14 +18,7 @@ from harness.measure.definitions import Better as Better
 from harness.measure.definitions import Metric as Metric
 from harness.measure.steady import Window, steady_window
 from harness.measure.table import RequestTable
-from harness.records import (
-    CategoryFigures,
-    Distribution,
-    DraftCounts,
-    Metrics,
-    RequestRecord,
-    Steady,
-)
+from harness.records import DraftCounts, RequestRecord
 
 NS = 1e9
 LONGEST_STEP = 256

@@ -14,16 +14,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from harness.errors import UsageError
+from harness.findings import Summary
 from harness.measure.parquet import read_table, write_table
 from harness.measure.table import NAMES, RequestTable
-from harness.records import (
-    SCHEMA_VERSION,
-    EngineCounters,
-    Manifest,
-    RequestRecord,
-    Summary,
-    Timeline,
-)
+from harness.records import SCHEMA_VERSION, EngineCounters, Manifest, RequestRecord, Timeline
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"

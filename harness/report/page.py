@@ -10,16 +10,8 @@ from pathlib import PurePath
 from typing import Any
 
 from harness.analyse.frontier import Capacity
-from harness.records import (
-    Acceptance,
-    Caution,
-    CellSummary,
-    Integrity,
-    LaunchRecord,
-    LoadPoint,
-    Manifest,
-    Speed,
-)
+from harness.findings import Acceptance, Caution, CellSummary, Integrity, Speed
+from harness.records import LaunchRecord, LoadPoint, Manifest
 from harness.report import intervals, speed, view, words
 from harness.report.acceptance import acceptance_tables
 from harness.report.frontier import ProbeTable, paragraphs, tables

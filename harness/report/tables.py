@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from harness.records import VARIANTS, Summary, Variant
+from harness.findings import Summary
+from harness.records import VARIANTS, Variant
 from harness.report import speed, view, words
 from harness.report.verdict import Standing, standing, verdict_sentence
 from harness.report.view import Group, MetricRow

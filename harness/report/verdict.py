@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from harness.records import Integrity, Summary
+from harness.findings import Integrity, Summary
 from harness.report import view, words
 from harness.report.view import Group, MetricRow, PooledAcceptance
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from harness.analyse.integrity import total
-from harness.records import (
-    VARIANTS,
+from harness.findings import (
     Acceptance,
     CategoryFigures,
     Caution,
@@ -22,13 +21,12 @@ from harness.records import (
     Comparison,
     Distribution,
     Integrity,
-    LoadPoint,
     Metrics,
     Summary,
-    Variant,
     VariantEstimate,
     Verdict,
 )
+from harness.records import VARIANTS, LoadPoint, Variant
 from harness.report import words
 
 

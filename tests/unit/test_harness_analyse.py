@@ -15,6 +15,7 @@ from harness.analyse.integrity import compare_outputs
 from harness.analyse.reconcile import disagreements
 from harness.analyse.statistics import paired_ratio, sign_test, t_quantile, verdict
 from harness.analyse.summary import summarise
+from harness.findings import Summary
 from harness.measure.store import to_json
 from harness.plan.schema import (
     CompareSection,
@@ -25,15 +26,7 @@ from harness.plan.schema import (
     SamplingSection,
     WorkloadSection,
 )
-from harness.records import (
-    VARIANTS,
-    ClientFigures,
-    DraftCounts,
-    LaunchRecord,
-    LoadPoint,
-    Summary,
-    Timeline,
-)
+from harness.records import VARIANTS, ClientFigures, DraftCounts, LaunchRecord, LoadPoint, Timeline
 
 COUNTS = DraftCounts(drafts=20, drafted=60, accepted=30, per_position=(15, 10, 5))
 POSITIVE = st.floats(1e-3, 1e3)

@@ -26,10 +26,11 @@ from harness.analyse.predict import (
 )
 from harness.analyse.speed import running_batch, speed_of, step_basis
 from harness.analyse.summary import summarise
+from harness.findings import Interval, Speed
 from harness.measure.metrics import cell_metrics
 from harness.measure.table import RequestTable
 from harness.plan.schema import Plan, SpeculativeSection
-from harness.records import DraftCounts, Interval, LoadPoint, Speed
+from harness.records import DraftCounts, LoadPoint
 from harness.report.verdict import verdict_sentences
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from engines.base import SpecCounters
 from harness.errors import UsageError, VoidRun
+from harness.findings import Metrics
 from harness.measure import counters as counters_module
 from harness.measure.counters import CounterReader, CounterWindow, difference
 from harness.measure.environment import clock_anchor, environment, git_state, versions
@@ -44,7 +45,7 @@ from harness.measure.store import (
     write_requests,
 )
 from harness.progress import PlainProgress
-from harness.records import DraftCounts, EngineCounters, Metrics
+from harness.records import DraftCounts, EngineCounters
 from harness.report.tables import render_text
 from harness.run import analyse, resume, telling_how_to_go_on
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from harness.records import Caution, Integrity
+from harness.findings import Caution, Integrity
 from harness.report import view
 
 COUNTS = st.lists(

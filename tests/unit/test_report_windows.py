@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import report_run as made
 
-from harness.records import CategoryFigures, DraftCounts, Steady, Summary
+from harness.findings import CategoryFigures, Steady, Summary
+from harness.records import DraftCounts
 from harness.report import tables, view
 from harness.report.html import write_report
 
