@@ -15,7 +15,7 @@ import msgspec
 
 from engines.base import EngineFailed
 from harness.analyse.bracket import SPAN, By, Look, Search, next_value, points, requests_needed
-from harness.analyse.frontier import GAVE_UP, SEARCHED, Capacity, at_load, capacity_of, look_of
+from harness.analyse.frontier import SEARCHED, Capacity, at_load, capacity_of, look_of
 from harness.analyse.summary import SEARCH
 from harness.attach import prepare_attached
 from harness.errors import UsageError
@@ -320,9 +320,10 @@ class Hunt:
         prompts = [pool[(self.asked + i) % len(pool)] for i in range(need)]
         try:
             measure_cell(self.prepared, server, cell, prompts, self.folder, self.progress)
-        except EngineFailed as error:
+        except EngineFailed:
             # A server that refuses an overload is alive: the load is missed, and that is told.
-            refused = GAVE_UP in str(error) and any(look.met for look in self.looks)
+            given_up = self.folder.timeline(cell.cell_id).given_up
+            refused = given_up and any(look.met for look in self.looks)
             if not refused or server.lost() is not None:
                 raise
         manifest = self.folder.manifest()

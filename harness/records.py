@@ -171,7 +171,7 @@ class Timeline(Record, frozen=True, kw_only=True):
 
     `client` holds the figures of each load generating process, `client_cpu_share` the largest
     `cpu_share` among them. `interrupted` tells why the cell did not run to its end; None where it
-    did.
+    did. `given_up`: because nothing but failures came, though the server was there.
     """
 
     startup: tuple[Phase, ...]
@@ -181,6 +181,7 @@ class Timeline(Record, frozen=True, kw_only=True):
     client_cpu_share: float | None = None
     interrupted: str | None = None
     client: tuple[ClientFigures, ...] = ()
+    given_up: bool = False
 
 
 class Tie(Record, frozen=True, kw_only=True):

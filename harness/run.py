@@ -25,7 +25,7 @@ from harness.attach import prepare_attached
 from harness.errors import HarnessError, UsageError, VoidRun, one_line
 from harness.findings import Summary
 from harness.floor import ask_again, read_floor
-from harness.load.drive import drive
+from harness.load.drive import Driven, drive
 from harness.load.interrupt import held
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.streaming.plain import plain_client
@@ -252,23 +252,29 @@ def measure_cell(
     finally:
         reader.close()
     error = server.failed(reason) if reason else None
-    interrupted = None if error is None else str(error)
+    timeline = _timeline(server, driven, records, error)
+    counters = counted.difference(cut_short=timeline.interrupted)
+    with held():  # a measured cell is kept, whatever comes in between
+        folder.save_cell(cell.cell_id, records, counters, timeline, server.log_path)
+    if error is not None:
+        raise error
+    progress.cell_done()
+
+
+def _timeline(
+    server: Server, driven: Driven, records: RequestTable, error: EngineError | None
+) -> Timeline:
     begun_ns, ended_ns = window_ns(records)
-    timeline = Timeline(
+    return Timeline(
         startup=server.phases,
         ready_s=server.ready_s,
         window_start_ns=begun_ns,
         window_end_ns=ended_ns,
         client_cpu_share=driven.client_cpu_share,
         client=driven.client,
-        interrupted=interrupted,
+        interrupted=None if error is None else str(error),
+        given_up=driven.given_up and server.gone() is None,  # a dead engine refuses nothing
     )
-    counters = counted.difference(cut_short=interrupted)
-    with held():  # a measured cell is kept, whatever comes in between
-        folder.save_cell(cell.cell_id, records, counters, timeline, server.log_path)
-    if error is not None:
-        raise error
-    progress.cell_done()
 
 
 def deal(

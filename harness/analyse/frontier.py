@@ -94,10 +94,6 @@ class Capacity(Record, frozen=True, kw_only=True):
     variants: tuple[VariantCapacity, ...]
 
 
-GAVE_UP = "requests in a row failed"
-"""Of a cell that ended early: the server is there, but answered nothing any more."""
-
-
 def look_of(data: CellData, slo: Slo, search: Search) -> Look:
     """One cell as the search sees it: the requests of its steady window."""
     load = data.cell.load
@@ -106,12 +102,11 @@ def look_of(data: CellData, slo: Slo, search: Search) -> Look:
     inside = data.records if window is None else data.records.where(window.has(data.records))
     met, of = attained(inside, slo)
     growing = window is not None and window.growing
-    refused = GAVE_UP in (data.timeline.interrupted or "")
     return Look(
         value=float(value or 0),
         met=met,
         of=of,
-        overloaded=growing or refused,
+        overloaded=growing or data.timeline.given_up,
         tau=tau_of(inside, slo),
         hopeless=wilson(*attained(alone(data.records), slo), search.z)[1] < search.attain,
     )
