@@ -28,23 +28,19 @@ from harness.plan.expand import cell_id, load_points
 from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request, prepare
 from harness.progress import Progress
-from harness.records import VARIANTS, Cell, LaunchRecord, LoadPoint, Manifest, Variant
+from harness.records import VARIANTS, Cell, LoadPoint, Manifest, Variant
 from harness.run import (
-    LAUNCH,
     Outcome,
     begin,
     check_out,
-    conclude,
     measure_cell,
-    read_cell,
-    read_run,
-    report,
     request_in,
     tell_damaged,
     tell_engine,
     telling_how_to_go_on,
 )
-from harness.serving import Server, Started, asking_of, serving, warm_up
+from harness.serving import Server, asking_of, launched, warm_up
+from harness.stored import conclude, read_cell, read_run, report
 
 CAPACITY = "capacity.json"
 SPARE = 1.25
@@ -275,28 +271,8 @@ class Hunt:
             return
         name = f"{self.prepared.name}-{self.variant}-r0"
         launch_dir = self.folder.new_launch(name)
-        started = Started()
-        failure: str | None = None
-        server: Server | None = None
-        try:
-            with serving(self.prepared, self.variant, launch_dir, self.progress, started) as server:
-                self._measure(server)
-        except EngineFailed as error:
-            failure = str(error)
-            raise
-        finally:
-            record = LaunchRecord(
-                name=launch_dir.name,
-                engine=self.prepared.name,
-                variant=self.variant,
-                repeat=0,
-                argv=started.argv,
-                phases=started.phases,
-                ready_s=server.ready_s if server else None,
-                failure=failure,
-                label=self.prepared.label,
-            )
-            write_atomic(launch_dir / LAUNCH, to_json(record))
+        with launched(self.prepared, self.variant, 0, launch_dir, self.progress) as server:
+            self._measure(server)
 
     def _measure(self, server: Server) -> None:
         self.progress.stage(f"warming up {self.prepared.name} {self.variant}")

@@ -41,11 +41,10 @@ from harness.run import (
     check_out,
     measure_launch,
     plan_of,
-    read_run,
-    report,
     telling_how_to_go_on,
 )
-from harness.run import analyse as analyse_run
+from harness.stored import analyse as analyse_run
+from harness.stored import read_run, report
 
 SWEEP = "sweep.json"
 OWN = ("load.", "workload.", "sampling.", "client.", "slo.", "compare.", "seed")

@@ -47,7 +47,8 @@ from harness.measure.store import (
 from harness.progress import PlainProgress
 from harness.records import DraftCounts, EngineCounters
 from harness.report.tables import render_text
-from harness.run import analyse, resume, telling_how_to_go_on
+from harness.run import resume, telling_how_to_go_on
+from harness.stored import analyse
 
 
 def test_latencies_of_one_request() -> None:
