@@ -15,8 +15,8 @@ import msgspec
 
 from engines.base import EngineFailed
 from harness.analyse.bracket import SPAN, By, Look, Search, next_value, points, requests_needed
+from harness.analyse.data import SEARCH
 from harness.analyse.frontier import SEARCHED, Capacity, at_load, capacity_of, look_of
-from harness.analyse.summary import SEARCH
 from harness.attach import prepare_attached
 from harness.errors import UsageError
 from harness.findings import Summary

@@ -12,6 +12,9 @@ import msgspec
 from harness.records import DraftCounts, LoadPoint, Phase, Record, Variant
 
 Verdict = Literal["better", "worse", "same", "undecided"]
+StepSource = Literal["per_request", "client"]
+"""Who tells the verify steps of one request; the counters know them only in all."""
+Source = Literal["counters", StepSource]
 
 
 class Distribution(Record, frozen=True, kw_only=True):
@@ -102,7 +105,7 @@ class AcceptanceEstimates(Record, frozen=True, kw_only=True):
     how many they were, `uncorrected` of how many requests that is not known.
     """
 
-    source: Literal["per_request", "client"]
+    source: StepSource
     requests: int
     clusters: int
     confidence: float
@@ -141,7 +144,7 @@ class Acceptance(Record, frozen=True, kw_only=True):
     accepted: int
     per_position: tuple[float, ...] | None
     per_position_conditional: tuple[float | None, ...] | None
-    source: Literal["counters", "per_request", "client"]
+    source: Source
     sources: dict[str, DraftCounts | None]
     estimates: AcceptanceEstimates | None = None
     merged: MergedChunks | None = None
@@ -161,7 +164,7 @@ class Split(Record, frozen=True, kw_only=True):
     """Acceptance parted by one thing; `source` says whose steps were taken."""
 
     by: Literal["category", "output_tokens", "output_quarter", "thinking", "request", "run_time"]
-    source: Literal["per_request", "client"]
+    source: StepSource
     parts: tuple[SplitPart, ...]
 
 

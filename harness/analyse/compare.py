@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from harness.analyse.bootstrap import FEWEST_STARTS, Floats, figures, hierarchical, pair_sums
-from harness.analyse.data import CellData, RunData, pairs
+from harness.analyse.bootstrap import BOOTSTRAP_STARTS, Floats, figures, hierarchical, pair_sums
+from harness.analyse.data import CellData, RunData, by_repeat, pairs
 from harness.analyse.statistics import LogMean, holm, log_mean, percent_of, verdict
 from harness.analyse.stopping import first_look, stopped_confidence
 from harness.errors import one_line
@@ -58,7 +58,7 @@ def compare(run: RunData, metrics: dict[str, Metrics]) -> list[Comparison]:
         plan = run.plan(engine)["compare"]
         confidence = interval_confidence(run, engine)
         for load in run.loads(engine):
-            cells = [c for c in run.select(engine, load=load) if c.timeline.interrupted is None]
+            cells = [c for c in run.select(engine, load=load) if c.to_its_end]
             partners = pairs(cells)
             failed = any(data.many_failed for both in partners for data in both)
             for name in COMPARED:
@@ -85,8 +85,7 @@ def interval_confidence(run: RunData, engine: str) -> float:
     confidence: float = plan["confidence"]
     if plan.get("precision") is None:
         return confidence
-    attached = bool(run.manifest.plan.get("request", {}).get("urls"))
-    most = plan["max_launches"] * (plan["blocks"] if attached else 1)
+    most = plan["max_launches"] * (plan["blocks"] if run.attached else 1)
     return stopped_confidence(confidence, first_look(plan["launches"]), most)
 
 
@@ -107,9 +106,7 @@ def _blocks(
 
 def starts_of(blocks: list[Pair]) -> list[list[Pair]]:
     """The blocks, grouped by the start of the engine that they share."""
-    return [
-        [p for p in blocks if p.repeat == repeat] for repeat in sorted({p.repeat for p in blocks})
-    ]
+    return by_repeat(blocks, lambda p: p.repeat)
 
 
 def _log_mean(
@@ -125,7 +122,7 @@ def _log_mean(
     if len(starts) == 1:
         found = log_mean([math.log(p.candidate / p.baseline) for p in blocks])
         return found, f"{len(blocks)} paired blocks of one start, {{}} t interval on the log scale"
-    if len(starts) < FEWEST_STARTS or plan.get("precision") is not None:
+    if len(starts) < BOOTSTRAP_STARTS or plan.get("precision") is not None:
         logs = [log_mean([math.log(p.candidate / p.baseline) for p in own]).mean for own in starts]
         return log_mean(logs), f"{len(starts)} paired starts, {{}} t interval on the log scale"
     sums = []

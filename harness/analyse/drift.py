@@ -79,7 +79,7 @@ def series_of(run: RunData, engine: str, load: LoadPoint, metrics: dict[str, Met
     blocks: list[Block] = []
     for cell in run.manifest.cells:
         data = saved.get(cell.cell_id)
-        if data is None or data.timeline.interrupted is not None:
+        if data is None or not data.to_its_end:
             continue
         value = value_of(metrics[cell.cell_id], metric)
         if value is not None and value > 0:

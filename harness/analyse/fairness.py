@@ -59,7 +59,7 @@ def _imprecise(run: RunData, engine: str, comparisons: Sequence[Comparison]) -> 
     """Whether a run that was to be precise ended, at its limit, before it was."""
     plan = run.plan(engine)["compare"]
     wanted, metric = plan.get("precision"), plan.get("metric", PRIMARY)
-    if wanted is None or "capacity" in run.manifest.plan:
+    if wanted is None or run.searching:
         return None  # a capacity search starts each variant once
     widths = [(half_width(c), c) for c in comparisons if c.metric == metric]
     wide = [(w, c) for w, c in widths if w is None or w > wanted]

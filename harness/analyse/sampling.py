@@ -41,7 +41,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
 
 def sampled(run: RunData, engine: str) -> Sampled | None:
     """The test on one engine; None: greedy, or too few prompts answered by both variants."""
-    if run.plan(engine)["sampling"]["temperature"] == 0:
+    if run.greedy(engine):
         return None
     both = [
         (base.ok, cand.ok, *matched_rows(base.ok, cand.ok, first_turns=True))

@@ -126,8 +126,7 @@ def forced_length(plan: dict[str, Any]) -> float | None:
 
 def planned_k(run: RunData, engine: str) -> int | None:
     """Draft tokens a step as the plan says; None of a running server, whose k no plan sets."""
-    attached = (run.manifest.plan.get("request") or {}).get("urls")
-    return None if attached else run.plan(engine).get("speculative", {}).get("k")
+    return None if run.attached else run.plan(engine).get("speculative", {}).get("k")
 
 
 def speeds(run: RunData, metrics: dict[str, Metrics]) -> tuple[Speed, ...]:
@@ -197,7 +196,7 @@ def whole_pairs(cells: Sequence[CellData]) -> list[tuple[CellData, CellData]]:
     """The pairs that ran to their end, with few failures on either side."""
     return [
         both
-        for both in pairs(c for c in cells if c.timeline.interrupted is None)
+        for both in pairs(c for c in cells if c.to_its_end)
         if not any(c.many_failed for c in both)
     ]
 
