@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.analyse.compare import load_words
 from harness.analyse.cut import answers_cut, trace_cut
 from harness.analyse.data import MOST_FAILED, CellData, RunData, pairs
 from harness.analyse.fairness import fairness_cautions
@@ -15,6 +14,7 @@ from harness.analyse.fidelity import client_cautions
 from harness.analyse.integrity import matched_rows, total
 from harness.analyse.reconcile import acceptance_cautions
 from harness.analyse.statistics import sign_test
+from harness.analyse.words import load_words
 from harness.errors import one_line
 from harness.findings import Acceptance, Caution, Comparison, Integrity, Metrics
 from harness.measure.columns import Names

@@ -13,9 +13,10 @@ from statistics import fmean
 import msgspec
 import numpy as np
 
-from harness.analyse.compare import PRIMARY, load_words, value_of
+from harness.analyse.compare import PRIMARY, value_of
 from harness.analyse.data import CellData, RunData
 from harness.analyse.statistics import log_mean, t_p_value
+from harness.analyse.words import load_words
 from harness.findings import Caution, Metrics
 from harness.measure.metrics import tpot_s
 from harness.measure.table import RequestTable

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analyse.compare import DASH, PRIMARY, load_words
+from harness.analyse.compare import PRIMARY
 from harness.analyse.data import RunData
 from harness.analyse.drift import drift_cautions
 from harness.analyse.stopping import half_width
+from harness.analyse.words import DASH, load_words
 from harness.findings import Caution, Comparison, Metrics
 
 

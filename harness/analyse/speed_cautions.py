@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.analyse.compare import load_words
 from harness.analyse.data import RunData, pairs
 from harness.analyse.speed import forced_length
+from harness.analyse.words import load_words
 from harness.findings import Caution, Speed
 
 

@@ -396,7 +396,7 @@ def _cell_row(cell: CellSummary) -> list[tuple[str, str]]:
 
 def _load(load: LoadPoint) -> tuple[str, str]:
     key = load.concurrency if load.mode == "closed" else load.request_rate
-    return _key(key), words.load_name(load)
+    return _key(key), words.load_words(load)
 
 
 def _speculation(

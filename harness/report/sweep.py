@@ -68,7 +68,7 @@ def sentences(found: Sweep) -> list[str]:
 def best_sentence(best: Best) -> str:
     """Who is best, by how much, and among how many; or between whom it stays undecided."""
     where = ", ".join(
-        [words.one_line(best.engine, 60), *map(_short, best.condition), words.load_name(best.load)]
+        [words.one_line(best.engine, 60), *map(_short, best.condition), words.load_words(best.load)]
     )
     gain = speed.ratio(best.speedup)
     among = (
@@ -107,7 +107,7 @@ def rows(found: Sweep) -> list[list[str]]:
     return [
         [
             words.one_line(f"{p.engine}, {p.setting}" if several else p.setting, 80),
-            words.load_name(p.load),
+            words.load_words(p.load),
             "void" if p.void is not None else speed.ratio(p.speedup),
             words.number(p.output_tokens_per_s),
             _forced(p),
@@ -135,7 +135,7 @@ def outlook_tables(found: Sweep) -> list[dict[str, Any]]:
 
 
 def _outlook_name(outlook: Outlook) -> str:
-    parts = [outlook.engine, *map(_short, outlook.same), words.load_name(outlook.load)]
+    parts = [outlook.engine, *map(_short, outlook.same), words.load_words(outlook.load)]
     return words.one_line(", ".join(parts), 160)
 
 
@@ -195,7 +195,7 @@ def _series(found: Sweep, points: Sequence[Point]) -> dict[str, list[Point]]:
         rest = [_short(c) for c in choices[point.setting] if not c.startswith(f"{K}=")]
         if _k_of(found, point) is None:
             rest = []
-        lines.setdefault(", ".join([words.load_name(point.load), *rest]), []).append(point)
+        lines.setdefault(", ".join([words.load_words(point.load), *rest]), []).append(point)
     return lines
 
 

@@ -142,7 +142,7 @@ class Group:
     @property
     def name(self) -> str:
         """The engine and its load in the reader's words."""
-        return f"{words.one_line(self.engine, 80)}, {words.load_name(self.load)}"
+        return f"{words.one_line(self.engine, 80)}, {words.load_words(self.load)}"
 
     def row(self, key: str) -> MetricRow | None:
         """The row of metric `key`, or None."""
