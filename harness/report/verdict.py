@@ -6,7 +6,8 @@ from typing import Literal
 
 from harness.findings import Integrity, Summary
 from harness.report import view, words
-from harness.report.view import Group, MetricRow, PooledAcceptance
+from harness.report.pooled import PooledAcceptance
+from harness.report.view import Group, MetricRow
 
 Standing = Literal["better", "worse", "same", "undecided", "mixed", "void", "failed"]
 
