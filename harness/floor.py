@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 
 from harness.load.drive import drive
+from harness.measure.parquet import write_requests
 from harness.measure.store import (
     RunFolder,
     to_json,
     write_atomic,
-    write_requests,
 )
 from harness.prepare import Prepared
 from harness.progress import Progress

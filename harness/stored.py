@@ -12,7 +12,8 @@ from harness.analyse.summary import summarise
 from harness.errors import UsageError
 from harness.findings import Summary
 from harness.measure.counters import difference
-from harness.measure.store import RunFolder, read_json, read_requests
+from harness.measure.parquet import read_requests
+from harness.measure.store import RunFolder, read_json
 from harness.plan.schema import Plan
 from harness.progress import Progress
 from harness.records import Cell, LaunchRecord, Manifest, ParityRecord, Ties, Timeline

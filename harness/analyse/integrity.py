@@ -24,6 +24,8 @@ NEAR_TIE_ELSE = 0.5
 
 Told with its reasons in `docs/integrity.md`.
 """
+SIGNIFICANT = 0.01
+"""Output is said to differ where chance alone would make it look so less often than so."""
 GROSS_GAP = 2.0
 """Nats. A token this far below the best one is no matter of rounding in any precision."""
 

@@ -10,6 +10,7 @@ import numpy as np
 from harness.analyse.data import CellData, RunData, pairs
 from harness.analyse.integrity import (
     GROSS_GAP,
+    SIGNIFICANT,
     compare_outputs,
     differ,
     matched_rows,
@@ -21,7 +22,6 @@ from harness.measure.columns import Integers, Names
 from harness.measure.table import RequestTable
 from harness.records import Tie, Ties
 
-SIGNIFICANT = 0.01
 EXACT = ("float32",)
 """Precisions in which a divergence that no server could be asked about is taken for an error."""
 

@@ -36,7 +36,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     cost: float
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredK(msgspec.Struct, frozen=True, kw_only=True):
     """The units measured at one k, at one load."""
 
     k: int
@@ -64,7 +64,7 @@ def units_of(values: Sequence[tuple[int, float]]) -> list[float]:
     return [geometric_mean(v for _, v in own) for own in starts]
 
 
-def predictions(measured: Sequence[Measured], *, confidence: float) -> tuple[Prediction, ...]:
+def predictions(measured: Sequence[MeasuredK], *, confidence: float) -> tuple[Prediction, ...]:
     """For every k from 1 to a little beyond the largest; none where no block has all the k."""
     if not measured:
         return ()
@@ -73,7 +73,7 @@ def predictions(measured: Sequence[Measured], *, confidence: float) -> tuple[Pre
     return tuple(p for p in told if p is not None)
 
 
-def predict(measured: Sequence[Measured], k: int, *, confidence: float) -> Prediction | None:
+def predict(measured: Sequence[MeasuredK], k: int, *, confidence: float) -> Prediction | None:
     """The decode phase's gain at `k`; None where nothing was measured, or not in the same blocks.
 
     Each block gives its own figure, so that the interval holds what differs from block to block.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness.analyse.data import RunData, pairs
-from harness.analyse.integrity import matched_rows
+from harness.analyse.integrity import SIGNIFICANT, matched_rows
 from harness.findings import Caution, EngineIntegrity
 from harness.records import RequestRecord
 
@@ -27,7 +27,6 @@ LEAST_PROMPTS = 10
 MOST_PAIRS = 4000
 KINDS = 200
 """Commonest tokens counted one by one; the others count together."""
-SIGNIFICANT = 0.01
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):

@@ -185,11 +185,11 @@ def step_splits(records: RequestTable, cells: Sequence[CellData]) -> list[Split]
     return [*splits, *([over_time.split("client", None)] if chunked else [])]
 
 
-Phase = tuple[int, int]
+Span = tuple[int, int]
 """When a cell's measured phase began, and its length in ns."""
 
 
-def _pieces(cells: Sequence[CellData]) -> Iterator[tuple[RequestTable, Phase]]:
+def _pieces(cells: Sequence[CellData]) -> Iterator[tuple[RequestTable, Span]]:
     """The cells' whole answers, at most `PIECE` at once."""
     for c in cells:
         begin, end = window_ns(c.records)
@@ -321,7 +321,7 @@ def _tokens_thought(records: RequestTable) -> Ints:
     return Ints(np.where(answered.known, before, every).astype(np.int64), known)
 
 
-def run_quarter(phase: Phase, steps: Steps) -> Counts:
+def run_quarter(phase: Span, steps: Steps) -> Counts:
     """By the quarter of its cell's measured phase in which the step's chunk arrived.
 
     The client's chunks are taken: the engine's steps have no time. Blocks are laid over each other.

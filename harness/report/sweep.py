@@ -13,7 +13,7 @@ from harness.analyse.sweep import NO_DRAFTER, Best, Outlook, Point, Sweep
 from harness.errors import UsageError
 from harness.report import speed, style, words
 from harness.report.style import Plot
-from harness.report.templating import TEMPLATES, templates, write_whole
+from harness.report.templating import page_templates, write_plots, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -224,29 +224,23 @@ def write_report(folder: Path) -> Path:
 
     Raises `UsageError` where the folder is no sweep's.
     """
-    from markupsafe import Markup
-
     found = read(folder)
     drawn = plots(found)
-    place = folder / "plots"
-    place.mkdir(exist_ok=True)
-    for old in place.glob("*.svg"):
-        old.unlink()
-    for plot in drawn:
-        write_whole(place / f"{plot.name}.svg", style.standalone(plot.svg, plot.alt))
-    environment = templates(autoescape=True)
-    environment.filters["svg"] = Markup
-    page = environment.get_template("sweep.html.j2").render(
-        title=words.one_line(found.sweep_id, 120),
-        schema=words.one_line(found.schema_version, 20),
-        sentences=sentences(found),
-        columns=COLUMNS,
-        rows=rows(found),
-        plots=drawn,
-        outlook_columns=speed.PREDICTION_COLUMNS,
-        outlooks=outlook_tables(found),
-        runs=[(s.name, f"{s.run}/report.html") for s in found.settings],
-        css=Markup((TEMPLATES / "report.css").read_text("utf-8")),
+    write_plots(folder / "plots", drawn)
+    page = (
+        page_templates()
+        .get_template("sweep.html.j2")
+        .render(
+            title=words.one_line(found.sweep_id, 120),
+            schema=words.one_line(found.schema_version, 20),
+            sentences=sentences(found),
+            columns=COLUMNS,
+            rows=rows(found),
+            plots=drawn,
+            outlook_columns=speed.PREDICTION_COLUMNS,
+            outlooks=outlook_tables(found),
+            runs=[(s.name, f"{s.run}/report.html") for s in found.settings],
+        )
     )
     write_whole(folder / "report.html", page)
     return folder / "report.html"

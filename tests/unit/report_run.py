@@ -21,7 +21,7 @@ from harness.findings import (
     VariantEstimate,
     Verdict,
 )
-from harness.measure.store import write_requests
+from harness.measure.parquet import write_requests
 from harness.records import (
     SCHEMA_VERSION,
     Cell,

@@ -37,12 +37,11 @@ from harness.measure.metrics import (
     tpot_s,
     ttft_s,
 )
+from harness.measure.parquet import read_requests, write_requests
 from harness.measure.store import (
     RunFolder,
-    read_requests,
     to_json,
     write_atomic,
-    write_requests,
 )
 from harness.progress import PlainProgress
 from harness.records import DraftCounts, EngineCounters
