@@ -277,6 +277,7 @@ class LaunchRecord(Record, frozen=True, kw_only=True):
     """One start of an engine: the command it was given, its phases, and why it failed if it did.
 
     `label` says how an attached server's variant was found out; None for a launched engine.
+    `variant_known`: whether it could be.
     """
 
     name: str
@@ -288,3 +289,4 @@ class LaunchRecord(Record, frozen=True, kw_only=True):
     ready_s: float | None
     failure: str | None = None
     label: str | None = None
+    variant_known: bool = True

@@ -183,6 +183,7 @@ def launched(
             ready_s=server.ready_s if server else None,
             failure=failure,
             label=prepared.label,
+            variant_known=prepared.variant_known,
         )
         write_atomic(launch_dir / LAUNCH, to_json(record))
 

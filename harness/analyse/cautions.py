@@ -337,5 +337,5 @@ def _labels(run: RunData) -> list[Caution]:
             advice="Say which it is with --variants baseline or --variants speculative.",
         )
         for launch in run.launches
-        if launch.label is not None and "cannot be told" in launch.label
+        if not launch.variant_known
     ]
