@@ -27,10 +27,17 @@ from harness.prepare import (
     api_key,
     choose_profile,
     demo_pair,
+    prepare,
     prompts_for,
 )
 from harness.records import VARIANTS, Variant
 from harness.serving import AttachedServer, asking, warm_up
+
+
+def prepare_all(request: Request) -> list[Prepared]:
+    """Every engine that is asked for, each once: to be started, or running already."""
+    make_ready = prepare_attached if request.urls else prepare
+    return [make_ready(request, name) for name in dict.fromkeys(request.engines)]
 
 
 def prepare_attached(request: Request, name: str) -> Prepared:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import signal
 from pathlib import Path
 
 import msgspec
@@ -17,16 +16,17 @@ from engines.base import EngineFailed
 from harness.analyse.bracket import SPAN, By, Look, Search, next_value, points, requests_needed
 from harness.analyse.data import SEARCH
 from harness.analyse.frontier import SEARCHED, Capacity, at_load, capacity_of, look_of
-from harness.attach import prepare_attached
+from harness.attach import prepare_all
 from harness.errors import UsageError
 from harness.findings import Summary
+from harness.load.interrupt import signal_of
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.schedule.conversations import opening
 from harness.measure.slo import Slo, slo_of, uncounted
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
 from harness.plan.expand import cell_id, load_points
 from harness.plan.schema import as_dict
-from harness.prepare import Prepared, Request, prepare
+from harness.prepare import Prepared, Request
 from harness.progress import Progress
 from harness.records import VARIANTS, Cell, LoadPoint, Manifest, Variant
 from harness.run import (
@@ -162,13 +162,11 @@ def _search_in(manifest: Manifest, folder: RunFolder) -> Search:
 
 def _prepare(request: Request) -> list[Prepared]:
     """The engines. Of conversations the first turn alone is asked: a rate is one of requests."""
-    make_ready = prepare_attached if request.urls else prepare
-    prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
     return [
         msgspec.structs.replace(
             p, searching=True, prompts=[opening(prompt) for prompt in p.prompts]
         )
-        for p in prepared
+        for p in prepare_all(request)
     ]
 
 
@@ -200,7 +198,7 @@ def _go_on(
                     except EngineFailed as error:
                         errors.append(error)
         except KeyboardInterrupt as stop:
-            stopped_by = int(stop.args[0]) if stop.args else signal.SIGINT
+            stopped_by = signal_of(stop)
         progress.stage("analysing")
         analyse(folder.path)
         report(folder.path, progress)

@@ -6,7 +6,6 @@ import errno
 import os
 import secrets
 import shutil
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,12 +17,12 @@ import msgspec
 
 from engines.base import EngineError, EngineFailed
 from harness.announce import title_of
-from harness.attach import prepare_attached
+from harness.attach import prepare_all
 from harness.errors import UsageError, VoidRun
 from harness.findings import Summary
 from harness.floor import ask_again
 from harness.load.drive import Driven, drive
-from harness.load.interrupt import held
+from harness.load.interrupt import held, signal_of
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.streaming.plain import plain_client
 from harness.measure.counters import CounterReader, CounterWindow
@@ -35,7 +34,7 @@ from harness.pace import announced
 from harness.plan.expand import launches_of
 from harness.plan.schema import as_dict
 from harness.precision import by_engine, check_precision, further, grow, grown
-from harness.prepare import Prepared, Request, api_key, prepare
+from harness.prepare import Prepared, Request, api_key
 from harness.probes import (
     ask_parity,
     ask_ties,
@@ -89,8 +88,7 @@ class Outcome(msgspec.Struct, Generic[Found], frozen=True, kw_only=True):
 def run(request: Request, progress: Progress) -> Outcome[Summary]:
     """Do the whole run. Mistakes of the user are raised before anything is written."""
     check_out(request.out)
-    make_ready = prepare_attached if request.urls else prepare
-    prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
+    prepared = prepare_all(request)
     for engine in prepared:
         check_precision(engine)
         golden_of(engine)  # a broken file is told before anything is written
@@ -136,7 +134,7 @@ def _measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) ->
             except EngineFailed as error:
                 errors.append(error)
     except KeyboardInterrupt as stop:
-        stopped_by = int(stop.args[0]) if stop.args else signal.SIGINT
+        stopped_by = signal_of(stop)
     try:
         progress.stage("analysing")
         summary = analyse(folder.path)
@@ -354,10 +352,7 @@ def resume(path: Path, progress: Progress) -> Outcome[Summary]:
     folder = RunFolder(path.resolve())
     manifest = folder.manifest()
     request = request_in(folder, manifest)
-    make_ready = prepare_attached if request.urls else prepare
-    prepared = [
-        grown(make_ready(request, name), manifest) for name in dict.fromkeys(request.engines)
-    ]
+    prepared = [grown(p, manifest) for p in prepare_all(request)]
     cells = [c for p in prepared for c in p.cells]
     now, then = plan_of(request, prepared), manifest.plan
     if cells != by_engine(manifest.cells, prepared) or to_json(now) != to_json(then):
