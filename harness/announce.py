@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analyse.compare import load_words
+from harness.analyse.words import load_words
 from harness.plan.expand import launches_of
 from harness.plan.schema import CompareSection
 from harness.records import Cell

@@ -27,10 +27,17 @@ from harness.prepare import (
     api_key,
     choose_profile,
     demo_pair,
+    prepare,
     prompts_for,
 )
 from harness.records import VARIANTS, Variant
 from harness.serving import AttachedServer, asking, warm_up
+
+
+def prepare_all(request: Request) -> list[Prepared]:
+    """Every engine that is asked for, each once: to be started, or running already."""
+    make_ready = prepare_attached if request.urls else prepare
+    return [make_ready(request, name) for name in dict.fromkeys(request.engines)]
 
 
 def prepare_attached(request: Request, name: str) -> Prepared:
@@ -58,10 +65,11 @@ def prepare_attached(request: Request, name: str) -> Prepared:
         )
     pair = demo_pair(plan) if plan.workload.dataset == "demo" else None
     prompts, notes = fitting_prompts(plan, pair, [one.context for one in served.values()])
-    label: str | None = None
+    label, variant_known = None, True
     if "" in roots:
         given = request.variants[0] if request.variants and len(request.variants) == 1 else None
-        variant, label = label_server(adapter, roots[""], models[""], plan, prompts, given=given)
+        found, label = label_server(adapter, roots[""], models[""], plan, prompts, given=given)
+        variant, variant_known = found or "baseline", found is not None
         roots = {variant: roots[""]}
     variants = tuple(v for v in VARIANTS if v in roots)
     return Prepared(
@@ -76,6 +84,7 @@ def prepare_attached(request: Request, name: str) -> Prepared:
         cells=expand(plan, name, variants, attached=True),
         model=next(iter(models.values())),
         label=label,
+        variant_known=variant_known,
         notes=notes,
     )
 
@@ -195,8 +204,8 @@ def label_server(
     prompts: list[Prompt],
     *,
     given: Variant | None,
-) -> tuple[Variant, str]:
-    """Which variant an attached server is, and how that was found out.
+) -> tuple[Variant | None, str]:
+    """Which variant an attached server is, and how that was found out; None: it was not.
 
     Asks one request and looks whether the server counted drafts for it.
     """
@@ -215,7 +224,7 @@ def label_server(
     finally:
         reader.close()
     if after is None:
-        return "baseline", (
+        return None, (
             "the server publishes no counters, so it cannot be told whether it speculates; "
             "it is called baseline"
         )

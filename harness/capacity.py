@@ -8,42 +8,39 @@ from __future__ import annotations
 
 import itertools
 import math
-import signal
 from pathlib import Path
 
 import msgspec
 
 from engines.base import EngineFailed
 from harness.analyse.bracket import SPAN, By, Look, Search, next_value, points, requests_needed
-from harness.analyse.frontier import GAVE_UP, SEARCHED, Capacity, at_load, capacity_of, look_of
-from harness.analyse.summary import SEARCH
-from harness.attach import prepare_attached
+from harness.analyse.data import SEARCH
+from harness.analyse.frontier import SEARCHED, Capacity, at_load, capacity_of, look_of
+from harness.attach import prepare_all
 from harness.errors import UsageError
+from harness.findings import Summary
+from harness.load.interrupt import signal_of
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.schedule.conversations import opening
 from harness.measure.slo import Slo, slo_of, uncounted
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
 from harness.plan.expand import cell_id, load_points
 from harness.plan.schema import as_dict
-from harness.prepare import Prepared, Request, prepare
+from harness.prepare import Prepared, Request
 from harness.progress import Progress
-from harness.records import VARIANTS, Cell, LaunchRecord, LoadPoint, Manifest, Summary, Variant
+from harness.records import VARIANTS, Cell, LoadPoint, Manifest, Variant
 from harness.run import (
-    LAUNCH,
     Outcome,
     begin,
     check_out,
-    conclude,
     measure_cell,
-    read_cell,
-    read_run,
-    report,
     request_in,
     tell_damaged,
     tell_engine,
     telling_how_to_go_on,
 )
-from harness.serving import Server, Started, asking_of, serving, warm_up
+from harness.serving import Server, asking_of, launched, warm_up
+from harness.stored import conclude, read_cell, read_run, report
 
 CAPACITY = "capacity.json"
 SPARE = 1.25
@@ -165,13 +162,11 @@ def _search_in(manifest: Manifest, folder: RunFolder) -> Search:
 
 def _prepare(request: Request) -> list[Prepared]:
     """The engines. Of conversations the first turn alone is asked: a rate is one of requests."""
-    make_ready = prepare_attached if request.urls else prepare
-    prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
     return [
         msgspec.structs.replace(
             p, searching=True, prompts=[opening(prompt) for prompt in p.prompts]
         )
-        for p in prepared
+        for p in prepare_all(request)
     ]
 
 
@@ -203,7 +198,7 @@ def _go_on(
                     except EngineFailed as error:
                         errors.append(error)
         except KeyboardInterrupt as stop:
-            stopped_by = int(stop.args[0]) if stop.args else signal.SIGINT
+            stopped_by = signal_of(stop)
         progress.stage("analysing")
         analyse(folder.path)
         report(folder.path, progress)
@@ -274,28 +269,8 @@ class Hunt:
             return
         name = f"{self.prepared.name}-{self.variant}-r0"
         launch_dir = self.folder.new_launch(name)
-        started = Started()
-        failure: str | None = None
-        server: Server | None = None
-        try:
-            with serving(self.prepared, self.variant, launch_dir, self.progress, started) as server:
-                self._measure(server)
-        except EngineFailed as error:
-            failure = str(error)
-            raise
-        finally:
-            record = LaunchRecord(
-                name=launch_dir.name,
-                engine=self.prepared.name,
-                variant=self.variant,
-                repeat=0,
-                argv=started.argv,
-                phases=started.phases,
-                ready_s=server.ready_s if server else None,
-                failure=failure,
-                label=self.prepared.label,
-            )
-            write_atomic(launch_dir / LAUNCH, to_json(record))
+        with launched(self.prepared, self.variant, 0, launch_dir, self.progress) as server:
+            self._measure(server)
 
     def _measure(self, server: Server) -> None:
         self.progress.stage(f"warming up {self.prepared.name} {self.variant}")
@@ -319,9 +294,10 @@ class Hunt:
         prompts = [pool[(self.asked + i) % len(pool)] for i in range(need)]
         try:
             measure_cell(self.prepared, server, cell, prompts, self.folder, self.progress)
-        except EngineFailed as error:
+        except EngineFailed:
             # A server that refuses an overload is alive: the load is missed, and that is told.
-            refused = GAVE_UP in str(error) and any(look.met for look in self.looks)
+            given_up = self.folder.timeline(cell.cell_id).given_up
+            refused = given_up and any(look.met for look in self.looks)
             if not refused or server.lost() is not None:
                 raise
         manifest = self.folder.manifest()

@@ -11,20 +11,16 @@ from pathlib import Path
 
 import msgspec
 
-from harness.analyse.data import CellData
 from harness.load.drive import drive
-from harness.measure.counters import difference
+from harness.measure.parquet import write_requests
 from harness.measure.store import (
     RunFolder,
-    read_json,
-    read_requests,
     to_json,
     write_atomic,
-    write_requests,
 )
 from harness.prepare import Prepared
 from harness.progress import Progress
-from harness.records import Cell, LoadPoint, Timeline
+from harness.records import Cell, LoadPoint
 from harness.serving import Server, asking_of
 
 PROMPTS = 32
@@ -91,16 +87,3 @@ def _ask(
 
 def _cell_file(folder: RunFolder, name: str) -> Path:
     return folder.path / "floor" / f"{name}.json"
-
-
-def read_floor(folder: RunFolder) -> list[CellData]:
-    """What baselines answered when they were asked again, as cells of the load they stood for."""
-    return [
-        CellData(
-            cell=read_json(path, Cell),
-            records=read_requests(path.with_suffix(".parquet")),
-            counters=difference(None, None, settled=False),
-            timeline=Timeline(startup=(), ready_s=None, window_start_ns=None, window_end_ns=None),
-        )
-        for path in sorted((folder.path / "floor").glob("*.json"))
-    ]

@@ -13,6 +13,7 @@ from harness.measure.store import RunFolder, read_json
 from harness.plan.expand import launches_of
 from harness.prepare import Prepared
 from harness.records import LaunchRecord, LoadPoint, Manifest, Variant
+from harness.stored import LAUNCH
 
 MOST_RUNS = 30
 """So many of the latest runs are looked at."""
@@ -74,8 +75,8 @@ def _read(engine: str, folder: RunFolder, manifest: Manifest, pace: Pace) -> boo
     """Add one run's times to the pace; whether it had any."""
     found = False
     for path in folder.launch_dirs():
-        if (path / "launch.json").exists():
-            record = read_json(path / "launch.json", LaunchRecord)
+        if (path / LAUNCH).exists():
+            record = read_json(path / LAUNCH, LaunchRecord)
             if record.engine == engine and record.ready_s is not None:
                 pace.starts.setdefault(record.variant, []).append(record.ready_s)
                 found = True

@@ -80,6 +80,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[Cell]
     model: str | None = None
     label: str | None = None
+    variant_known: bool = True
     searching: bool = False
     notes: tuple[str, ...] = ()
 

@@ -29,8 +29,8 @@ from harness.prepare import Prepared, api_key
 from harness.progress import Progress
 from harness.records import Cell, ParityAnswer, ParityRecord, Tie, Ties, Variant
 from harness.serving import Server, asking_of
+from harness.stored import PARITY, read_cell, read_parity, ties_path
 
-PARITY = "parity.json"
 GOLDEN = Path(__file__).resolve().parents[1] / "results" / "baselines" / "parity"
 TOKENS = 16
 MOST_ASKED = 24
@@ -118,18 +118,6 @@ def _reader(prepared: Prepared, server: Server, url: str) -> Iterator[LogprobRea
         yield LogprobReader(http, url, model)
 
 
-def read_parity(folder: RunFolder) -> list[ParityRecord]:
-    """What every start's server said; of repeated tries the last that said anything."""
-    found: dict[tuple[str, str, int], ParityRecord] = {}
-    for path in folder.launch_dirs():
-        if (path / PARITY).exists():
-            record = read_json(path / PARITY, ParityRecord)
-            key = record.engine, record.variant, record.repeat
-            if record.answers or key not in found:
-                found[key] = record
-    return list(found.values())
-
-
 def golden_of(prepared: Prepared) -> ParityRecord | None:
     """The stored answers that the engine is held to. Raises `UsageError` at a broken file.
 
@@ -148,12 +136,6 @@ def keep_golden(prepared: Prepared, folder: RunFolder) -> None:
     golden = golden_of(prepared)
     if golden is not None:
         write_atomic(folder.path / "golden" / f"{prepared.name}.json", to_json(golden))
-
-
-def read_golden(folder: RunFolder) -> dict[str, ParityRecord]:
-    """The golden answers of a run's engines."""
-    files = sorted((folder.path / "golden").glob("*.json"))
-    return {path.stem: read_json(path, ParityRecord) for path in files}
 
 
 def weights_key(target: Path | None) -> str | None:
@@ -233,16 +215,6 @@ def ask_ties(prepared: Prepared, server: Server, cells: Sequence[Cell], folder: 
     write_atomic(path, to_json(ties))
 
 
-def ties_path(folder: RunFolder, engine: str) -> Path:
-    """Where an engine's near-ties lie."""
-    return folder.path / "ties" / f"{engine}.json"
-
-
-def read_ties(folder: RunFolder) -> list[Ties]:
-    """What servers said of divergences, engine by engine."""
-    return [read_json(path, Ties) for path in sorted((folder.path / "ties").glob("*.json"))]
-
-
 def _baseline_to_come(prepared: Prepared, cells: Sequence[Cell]) -> bool:
     after = prepared.cells[prepared.cells.index(cells[-1]) + 1 :]
     return any(c.variant == "baseline" for c in after)
@@ -254,16 +226,7 @@ def _stored(folder: RunFolder, prepared: Prepared, *, done: Sequence[str]) -> li
     key = {c.cell_id: (c.load, c.repeat, c.block) for c in saved}
     wanted = {key[c.cell_id] for c in saved if c.variant == "speculative" and c.cell_id not in done}
     both = wanted & {key[c.cell_id] for c in saved if c.variant == "baseline"}
-    return [
-        CellData(
-            cell=c,
-            records=folder.requests(c.cell_id),
-            counters=folder.counters(c.cell_id),
-            timeline=folder.timeline(c.cell_id),
-        )
-        for c in saved
-        if key[c.cell_id] in both
-    ]
+    return [read_cell(folder, c) for c in saved if key[c.cell_id] in both]
 
 
 def _ask_all(

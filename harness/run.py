@@ -6,7 +6,6 @@ import errno
 import os
 import secrets
 import shutil
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,42 +16,37 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from engines.base import EngineError, EngineFailed
-from harness.analyse.data import CellData, RunData
-from harness.analyse.profile import profiles
-from harness.analyse.summary import summarise
 from harness.announce import title_of
-from harness.attach import prepare_attached
-from harness.errors import HarnessError, UsageError, VoidRun, one_line
-from harness.floor import ask_again, read_floor
-from harness.load.drive import drive
-from harness.load.interrupt import held
+from harness.attach import prepare_all
+from harness.errors import UsageError, VoidRun
+from harness.findings import Summary
+from harness.floor import ask_again
+from harness.load.drive import Driven, drive
+from harness.load.interrupt import held, signal_of
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.streaming.plain import plain_client
 from harness.measure.counters import CounterReader, CounterWindow
 from harness.measure.environment import clock_anchor, environment, git_state, versions
 from harness.measure.metrics import window_ns
-from harness.measure.store import RunFolder, read_json, to_json, write_atomic
+from harness.measure.store import RunFolder, to_json
 from harness.measure.table import RequestTable
 from harness.pace import announced
 from harness.plan.expand import launches_of
-from harness.plan.schema import Plan, as_dict
+from harness.plan.schema import as_dict
 from harness.precision import by_engine, check_precision, further, grow, grown
-from harness.prepare import Prepared, Request, api_key, prepare
+from harness.prepare import Prepared, Request, api_key
 from harness.probes import (
     ask_parity,
     ask_ties,
     beside_the_load,
     golden_of,
     keep_golden,
-    read_golden,
-    read_parity,
-    read_ties,
 )
 from harness.progress import Progress
-from harness.records import SCHEMA_VERSION, Cell, LaunchRecord, Manifest, Summary, Timeline
-from harness.serving import Server, Started, acceptance_reader, asking_of, serving, warm_up
+from harness.records import SCHEMA_VERSION, Cell, Manifest, Timeline
+from harness.serving import Server, acceptance_reader, asking_of, launched, warm_up
+from harness.stored import analyse, read_run, report
 
-LAUNCH = "launch.json"
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -94,8 +88,7 @@ class Outcome(msgspec.Struct, Generic[Found], frozen=True, kw_only=True):
 def run(request: Request, progress: Progress) -> Outcome[Summary]:
     """Do the whole run. Mistakes of the user are raised before anything is written."""
     check_out(request.out)
-    make_ready = prepare_attached if request.urls else prepare
-    prepared = [make_ready(request, name) for name in dict.fromkeys(request.engines)]
+    prepared = prepare_all(request)
     for engine in prepared:
         check_precision(engine)
         golden_of(engine)  # a broken file is told before anything is written
@@ -141,7 +134,7 @@ def _measure(prepared: list[Prepared], folder: RunFolder, progress: Progress) ->
             except EngineFailed as error:
                 errors.append(error)
     except KeyboardInterrupt as stop:
-        stopped_by = int(stop.args[0]) if stop.args else signal.SIGINT
+        stopped_by = signal_of(stop)
     try:
         progress.stage("analysing")
         summary = analyse(folder.path)
@@ -179,41 +172,20 @@ def measure_launch(
     variant = first.variant
     warm, shares = deal(prepared, cells)
     launch_dir = folder.new_launch(f"{first.engine}-{variant}-r{first.repeat}")
-    started = Started()
-    failure: str | None = None
-    server: Server | None = None
-    try:
-        with serving(prepared, variant, launch_dir, progress, started) as server:
-            progress.stage(f"warming up {prepared.name} {variant}")
-            ask = asking_of(prepared, server, variant)
-            warm_up(ask, warm, cells, server)
-            with beside_the_load(progress):
-                ask_parity(prepared, server, first, folder, launch_dir)
-            for cell, prompts in zip(cells, shares, strict=True):
-                if folder.has_cell(cell.cell_id):
-                    progress.skip()
-                else:
-                    measure_cell(prepared, server, cell, prompts, folder, progress)
-            with beside_the_load(progress):
-                ask_ties(prepared, server, cells, folder)
-                ask_again(prepared, server, cells, folder, progress)
-    except Exception as error:
-        told = isinstance(error, EngineError | HarnessError)
-        failure = str(error) if told else one_line(f"{type(error).__name__}: {error}", 600)
-        raise
-    finally:
-        record = LaunchRecord(
-            name=launch_dir.name,
-            engine=first.engine,
-            variant=variant,
-            repeat=first.repeat,
-            argv=started.argv,
-            phases=started.phases,
-            ready_s=server.ready_s if server else None,
-            failure=failure,
-            label=prepared.label,
-        )
-        write_atomic(launch_dir / LAUNCH, to_json(record))
+    with launched(prepared, variant, first.repeat, launch_dir, progress) as server:
+        progress.stage(f"warming up {prepared.name} {variant}")
+        ask = asking_of(prepared, server, variant)
+        warm_up(ask, warm, cells, server)
+        with beside_the_load(progress):
+            ask_parity(prepared, server, first, folder, launch_dir)
+        for cell, prompts in zip(cells, shares, strict=True):
+            if folder.has_cell(cell.cell_id):
+                progress.skip()
+            else:
+                measure_cell(prepared, server, cell, prompts, folder, progress)
+        with beside_the_load(progress):
+            ask_ties(prepared, server, cells, folder)
+            ask_again(prepared, server, cells, folder, progress)
 
 
 def measure_cell(
@@ -251,23 +223,29 @@ def measure_cell(
     finally:
         reader.close()
     error = server.failed(reason) if reason else None
-    interrupted = None if error is None else str(error)
+    timeline = _timeline(server, driven, records, error)
+    counters = counted.difference(cut_short=timeline.interrupted)
+    with held():  # a measured cell is kept, whatever comes in between
+        folder.save_cell(cell.cell_id, records, counters, timeline, server.log_path)
+    if error is not None:
+        raise error
+    progress.cell_done()
+
+
+def _timeline(
+    server: Server, driven: Driven, records: RequestTable, error: EngineError | None
+) -> Timeline:
     begun_ns, ended_ns = window_ns(records)
-    timeline = Timeline(
+    return Timeline(
         startup=server.phases,
         ready_s=server.ready_s,
         window_start_ns=begun_ns,
         window_end_ns=ended_ns,
         client_cpu_share=driven.client_cpu_share,
         client=driven.client,
-        interrupted=interrupted,
+        interrupted=None if error is None else str(error),
+        given_up=driven.given_up and server.gone() is None,  # a dead engine refuses nothing
     )
-    counters = counted.difference(cut_short=interrupted)
-    with held():  # a measured cell is kept, whatever comes in between
-        folder.save_cell(cell.cell_id, records, counters, timeline, server.log_path)
-    if error is not None:
-        raise error
-    progress.cell_done()
 
 
 def deal(
@@ -358,87 +336,6 @@ def tell_notes(prepared: Prepared, progress: Progress) -> None:
         progress.say(f"{prepared.name}: {note}")
 
 
-def analyse(path: Path) -> Summary:
-    """Compute `summary.json` anew from the stored records. Raises `UsageError`."""
-    folder = RunFolder(path)
-    return conclude(folder, read_run(folder))
-
-
-def conclude(folder: RunFolder, run: RunData) -> Summary:
-    """Write what the records say, and say it."""
-    from harness.report.verdict import verdict_sentences
-
-    summary = summarise(run)
-    summary = msgspec.structs.replace(summary, verdict=tuple(verdict_sentences(summary)))
-    folder.write_summary(summary)
-    folder.write_profiles(profiles(run))
-    return summary
-
-
-def read_cell(folder: RunFolder, cell: Cell) -> CellData:
-    """What the folder holds of one cell. Raises `UsageError`."""
-    return CellData(
-        cell=cell,
-        records=folder.requests(cell.cell_id),
-        counters=folder.counters(cell.cell_id),
-        timeline=folder.timeline(cell.cell_id),
-    )
-
-
-def read_run(folder: RunFolder) -> RunData:
-    """Everything that the folder holds for the analysis. Raises `UsageError`."""
-    manifest = folder.manifest()
-    check_plans(folder, manifest)
-    known = {c.cell_id: c for c in manifest.cells}
-    cells = [read_cell(folder, known[cell_id]) for cell_id in folder.saved_cells(list(known))]
-    return RunData(
-        manifest=manifest,
-        cells=cells,
-        launches=read_launches(folder),
-        parity=read_parity(folder),
-        golden=read_golden(folder),
-        ties=read_ties(folder),
-        floor=read_floor(folder),
-    )
-
-
-def check_plans(folder: RunFolder, manifest: Manifest) -> None:
-    """Raise `UsageError` where a manifest's plans are none, or a cell's engine has none."""
-    path, told = folder.path / "manifest.json", manifest.plan.get("engines")
-    try:
-        plans = msgspec.convert(told, dict[str, Plan])
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: plan.engines cannot be read ({error})") from None
-    for cell in manifest.cells:
-        if cell.engine not in plans:
-            raise UsageError(f"{path}: {cell.cell_id} is of {cell.engine}, which has no plan in it")
-
-
-def read_launches(folder: RunFolder) -> list[LaunchRecord]:
-    """Every start's record, of repeated tries the last."""
-    found: dict[tuple[str, str, int], LaunchRecord] = {}
-    for path in folder.launch_dirs():
-        if (path / LAUNCH).exists():
-            record = read_json(path / LAUNCH, LaunchRecord)
-            found[record.engine, record.variant, record.repeat] = record
-    return list(found.values())
-
-
-def report(path: Path, progress: Progress) -> None:
-    """Write the pages. A report that fails must not cost a run that was measured."""
-    progress.stage("writing the report")
-    try:
-        from harness.report.html import write_report
-
-        write_report(path)
-    except Exception as error:  # whatever it is, the summary is safe
-        kind = type(error).__name__
-        progress.say(
-            f"the report could not be written ({kind}: {error}); the figures are in summary.json, "
-            f"try `python -m harness report {path}`"
-        )
-
-
 def request_in(folder: RunFolder, manifest: Manifest) -> Request:
     """What the command line asked for when the folder was begun. Raises `UsageError`."""
     try:
@@ -455,10 +352,7 @@ def resume(path: Path, progress: Progress) -> Outcome[Summary]:
     folder = RunFolder(path.resolve())
     manifest = folder.manifest()
     request = request_in(folder, manifest)
-    make_ready = prepare_attached if request.urls else prepare
-    prepared = [
-        grown(make_ready(request, name), manifest) for name in dict.fromkeys(request.engines)
-    ]
+    prepared = [grown(p, manifest) for p in prepare_all(request)]
     cells = [c for p in prepared for c in p.cells]
     now, then = plan_of(request, prepared), manifest.plan
     if cells != by_engine(manifest.cells, prepared) or to_json(now) != to_json(then):

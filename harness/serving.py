@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engines.base import Adapter, EngineFailed
+from engines.base import Adapter, EngineError, EngineFailed
 from engines.process import EngineProcess
+from harness.errors import HarnessError, one_line
 from harness.load.drive import drive
 from harness.load.prompts.datasets import Prompt
 from harness.load.streaming.chunks import MAX_COUNT
@@ -22,10 +23,12 @@ from harness.load.streaming.connection import describe
 from harness.load.streaming.origin import Origin
 from harness.load.streaming.pool import proxy_for
 from harness.measure.metrics import from_histogram
+from harness.measure.store import to_json, write_atomic
 from harness.plan.schema import ClientSection, Length, Plan
 from harness.prepare import Prepared, api_key, served_name
 from harness.progress import Progress
-from harness.records import Cell, DraftCounts, LoadPoint, Phase, Variant
+from harness.records import Cell, DraftCounts, LaunchRecord, LoadPoint, Phase, Variant
+from harness.stored import LAUNCH
 
 DEATH_SEEN_S = 1.0
 
@@ -153,6 +156,37 @@ def serving(
         finally:
             started.phases, started.argv = phases_of(process), process.argv
         yield LaunchedServer(process)
+
+
+@contextmanager
+def launched(
+    prepared: Prepared, variant: Variant, repeat: int, launch_dir: Path, progress: Progress
+) -> Iterator[Server]:
+    """`serving`, with the start's record in `launch_dir` when the block ends, whatever ended it."""
+    started = Started()
+    failure: str | None = None
+    server: Server | None = None
+    try:
+        with serving(prepared, variant, launch_dir, progress, started) as server:
+            yield server
+    except Exception as error:
+        told = isinstance(error, EngineError | HarnessError)
+        failure = str(error) if told else one_line(f"{type(error).__name__}: {error}", 600)
+        raise
+    finally:
+        record = LaunchRecord(
+            name=launch_dir.name,
+            engine=prepared.name,
+            variant=variant,
+            repeat=repeat,
+            argv=started.argv,
+            phases=started.phases,
+            ready_s=server.ready_s if server else None,
+            failure=failure,
+            label=prepared.label,
+            variant_known=prepared.variant_known,
+        )
+        write_atomic(launch_dir / LAUNCH, to_json(record))
 
 
 def read_acceptance_of(adapter: Adapter, payloads: list[dict[str, Any]]) -> DraftCounts | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,13 +25,14 @@ from harness.analyse.sweep import (
     outlooks_of,
     points_of,
 )
-from harness.attach import prepare_attached
+from harness.attach import prepare_all
 from harness.errors import UsageError
+from harness.load.interrupt import signal_of
 from harness.measure.store import RunFolder, check_version, read_json, to_json, write_atomic
 from harness.plan.axes import CHOICE, POINTS, Step, axes_of, settings_of, steps_of
 from harness.plan.expand import launches_of
 from harness.plan.schema import as_dict
-from harness.prepare import Prepared, Request, prepare
+from harness.prepare import Prepared, Request
 from harness.progress import Progress
 from harness.records import SCHEMA_VERSION, Axis, Cell, Setting, Variant
 from harness.run import (
@@ -41,11 +41,10 @@ from harness.run import (
     check_out,
     measure_launch,
     plan_of,
-    read_run,
-    report,
     telling_how_to_go_on,
 )
-from harness.run import analyse as analyse_run
+from harness.stored import analyse as analyse_run
+from harness.stored import read_run, report
 
 SWEEP = "sweep.json"
 OWN = ("load.", "workload.", "sampling.", "client.", "slo.", "compare.", "seed")
@@ -157,12 +156,11 @@ def _check_plans(parts: Sequence[Part], axes: Sequence[Axis]) -> None:
 def _parts(request: Request, axes: Sequence[Axis]) -> list[Part]:
     """Every setting made ready, and who shares whose baseline. Raises the user's mistakes."""
     points = tuple(f"{a.key}={','.join(a.values)}" for a in axes if a.key in POINTS)
-    make_ready = prepare_attached if request.urls else prepare
     owners: dict[bytes, str] = {}
     parts = []
     for setting in settings_of(axes):
         own = msgspec.structs.replace(request, sets=(*request.sets, *points, *setting.sets))
-        prepared = [make_ready(own, name) for name in dict.fromkeys(request.engines)]
+        prepared = prepare_all(own)
         owner = owners.setdefault(baseline_key(prepared), setting.name)
         parts.append(
             Part(
@@ -217,7 +215,7 @@ def _measure(folder: Path, told: Sweep, parts: list[Part], progress: Progress) -
             for number in range(len(parts[0].prepared)):
                 errors.extend(_measure_engine(folder, parts, number, progress))
         except KeyboardInterrupt as stop:
-            stopped_by = int(stop.args[0]) if stop.args else signal.SIGINT
+            stopped_by = signal_of(stop)
         progress.stage("analysing")
         _share(folder, parts)
         summary = analyse(folder)

@@ -1,7 +1,8 @@
 """Imports obey the layers of the architecture: data moves right, imports point left.
 
 plan -> engines -> load -> measure -> analyse -> report | diagnose, and training -> drafters ->
-engines beside it. Stages share only `harness.records`; only the stories know every stage.
+engines beside it. Stages share only `harness.records` and `harness.findings`; only the
+stories know every stage.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("harness", "engines", "drafters", "training")
 STORIES = (
     *("run", "prepare", "serving", "attach", "resume", "sweep", "capacity", "calibrate"),
-    *("nightly", "doctor", "precision", "pace", "probes", "floor"),
+    *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored"),
 )
-SHARED = ("harness.records", "harness.errors")
+SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
 
 # module prefix -> the module prefixes of ours it may import; the longest prefix that fits counts

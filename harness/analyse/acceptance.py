@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -13,6 +12,7 @@ from harness.analyse.data import CellData
 from harness.analyse.doubts import counters_doubted, per_request_doubted
 from harness.analyse.ratio import CONFIDENCE, ratio, share
 from harness.analyse.requests import Columns, columns, drafted_a_step, own_counts
+from harness.findings import Acceptance, AcceptanceEstimates, Estimate, MergedChunks, Source
 from harness.measure.metrics import (
     acceptance_length,
     acceptance_rate,
@@ -22,16 +22,8 @@ from harness.measure.metrics import (
     pool,
 )
 from harness.measure.table import RequestTable
-from harness.records import (
-    Acceptance,
-    AcceptanceEstimates,
-    DraftCounts,
-    Estimate,
-    MergedChunks,
-    RequestRecord,
-)
+from harness.records import DraftCounts, RequestRecord
 
-Source = Literal["counters", "per_request", "client"]
 SOURCES: tuple[Source, ...] = ("counters", "per_request", "client")
 """In the order of preference: the engine's pooled counts know every draft, the client the least."""
 

@@ -3,7 +3,7 @@
 A draw takes as many starts as there were, with replacement, and draws each one's requests anew;
 the two variants' answers to the same prompt stay together. Each draw is divided by its own standard
 error (bootstrap-t), so that the noise of the requests, which a start's value holds already, is not
-counted twice. `docs/statistics.md` says why it is used from `FEWEST_STARTS` on.
+counted twice. `docs/statistics.md` says why it is used from `BOOTSTRAP_STARTS` on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.measure.metrics import e2el_s, tpot_s, ttft_s
 from harness.measure.table import RequestTable
 from harness.records import LoadPoint, RequestRecord
 
-FEWEST_STARTS = 20
+BOOTSTRAP_STARTS = 20
 RESAMPLES = 1999
 BATCHES = 40
 """Requests are drawn in batches of neighbours: what lasts longer than a request stays together."""

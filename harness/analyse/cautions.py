@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.analyse.compare import load_words
 from harness.analyse.cut import answers_cut, trace_cut
 from harness.analyse.data import MOST_FAILED, CellData, RunData, pairs
 from harness.analyse.fairness import fairness_cautions
@@ -15,17 +14,11 @@ from harness.analyse.fidelity import client_cautions
 from harness.analyse.integrity import matched_rows, total
 from harness.analyse.reconcile import acceptance_cautions
 from harness.analyse.statistics import sign_test
+from harness.analyse.words import load_words
 from harness.errors import one_line
+from harness.findings import Acceptance, Caution, Comparison, Integrity, Metrics
 from harness.measure.columns import Names
-from harness.records import (
-    VARIANTS,
-    Acceptance,
-    Caution,
-    Comparison,
-    Integrity,
-    LoadPoint,
-    Metrics,
-)
+from harness.records import VARIANTS, LoadPoint
 
 LATE_S = 0.05
 FEW_REQUESTS = 20
@@ -167,7 +160,7 @@ def _cells_missing(run: RunData, engine: str) -> Caution | None:
     saved = {c.cell.cell_id for c in run.select(engine)}
     planned = [c.cell_id for c in run.manifest.cells if c.engine == engine]
     missing = [cell_id for cell_id in planned if cell_id not in saved]
-    if not saved or not missing or told or "capacity" in run.manifest.plan:
+    if not saved or not missing or told or run.searching:
         return None  # a failure is told by itself; a search leaves loads out that it need not try
     return Caution(
         code="cells_missing",
@@ -185,9 +178,8 @@ def _few_repeats(run: RunData, engine: str) -> Caution | None:
     if repeats == 0 or repeats >= FEW_REPEATS:
         return None
     times = "once" if repeats == 1 else f"{repeats} times"
-    running = bool(run.manifest.plan.get("request", {}).get("urls"))
     done, apart, key = ("started", "start to start", "launches")
-    if running:  # nothing is started; the blocks are spread over time
+    if run.attached:  # nothing is started; the blocks are spread over time
         done, apart, key = ("measured", "time to time", "blocks")
     return Caution(
         code="few_launches",
@@ -233,7 +225,7 @@ def _more_requests(load: LoadPoint) -> str:
 
 
 def _many_failed(run: RunData, engine: str, load: LoadPoint) -> Caution | None:
-    whole = [c for c in run.select(engine, load=load) if c.timeline.interrupted is None]
+    whole = [c for c in run.select(engine, load=load) if c.to_its_end]
     cells = [c for both in pairs(whole) for c in both if c.many_failed]
     if not cells:
         return None
@@ -345,5 +337,5 @@ def _labels(run: RunData) -> list[Caution]:
             advice="Say which it is with --variants baseline or --variants speculative.",
         )
         for launch in run.launches
-        if launch.label is not None and "cannot be told" in launch.label
+        if not launch.variant_known
     ]

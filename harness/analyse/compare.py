@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from pathlib import PurePath
 from statistics import geometric_mean
 from typing import Any
 
 import msgspec
 
-from harness.analyse.bootstrap import FEWEST_STARTS, Floats, figures, hierarchical, pair_sums
-from harness.analyse.data import CellData, RunData, pairs
+from harness.analyse.bootstrap import BOOTSTRAP_STARTS, Floats, figures, hierarchical, pair_sums
+from harness.analyse.data import CellData, RunData, by_repeat, pairs
 from harness.analyse.statistics import LogMean, holm, log_mean, percent_of, verdict
 from harness.analyse.stopping import first_look, stopped_confidence
-from harness.errors import one_line
+from harness.analyse.words import load_words
+from harness.findings import Comparison, Metrics
 from harness.measure.metrics import DEFINITIONS
-from harness.records import Comparison, LoadPoint, Metrics
 
-DASH = "\N{EN DASH}"
 PRIMARY = "output_tokens_per_s"
 COMPARED = (PRIMARY, "ttft_s", "tpot_s", "e2el_s")
 """Latencies are compared by their means over a block's requests."""
@@ -57,7 +55,7 @@ def compare(run: RunData, metrics: dict[str, Metrics]) -> list[Comparison]:
         plan = run.plan(engine)["compare"]
         confidence = interval_confidence(run, engine)
         for load in run.loads(engine):
-            cells = [c for c in run.select(engine, load=load) if c.timeline.interrupted is None]
+            cells = [c for c in run.select(engine, load=load) if c.to_its_end]
             partners = pairs(cells)
             failed = any(data.many_failed for both in partners for data in both)
             for name in COMPARED:
@@ -84,8 +82,7 @@ def interval_confidence(run: RunData, engine: str) -> float:
     confidence: float = plan["confidence"]
     if plan.get("precision") is None:
         return confidence
-    attached = bool(run.manifest.plan.get("request", {}).get("urls"))
-    most = plan["max_launches"] * (plan["blocks"] if attached else 1)
+    most = plan["max_launches"] * (plan["blocks"] if run.attached else 1)
     return stopped_confidence(confidence, first_look(plan["launches"]), most)
 
 
@@ -106,9 +103,7 @@ def _blocks(
 
 def starts_of(blocks: list[Pair]) -> list[list[Pair]]:
     """The blocks, grouped by the start of the engine that they share."""
-    return [
-        [p for p in blocks if p.repeat == repeat] for repeat in sorted({p.repeat for p in blocks})
-    ]
+    return by_repeat(blocks, lambda p: p.repeat)
 
 
 def _log_mean(
@@ -124,7 +119,7 @@ def _log_mean(
     if len(starts) == 1:
         found = log_mean([math.log(p.candidate / p.baseline) for p in blocks])
         return found, f"{len(blocks)} paired blocks of one start, {{}} t interval on the log scale"
-    if len(starts) < FEWEST_STARTS or plan.get("precision") is not None:
+    if len(starts) < BOOTSTRAP_STARTS or plan.get("precision") is not None:
         logs = [log_mean([math.log(p.candidate / p.baseline) for p in own]).mean for own in starts]
         return log_mean(logs), f"{len(starts)} paired starts, {{}} t interval on the log scale"
     sums = []
@@ -225,39 +220,3 @@ def _judged(measured: Measured, level: float, family: int) -> Comparison:
         corrected_confidence=confidence,
         method=comparison.method + correction,
     )
-
-
-def load_words(load: LoadPoint) -> str:
-    """A load in the reader's words, for sentences and tables: `concurrency 4`, `2.5 requests/s`."""
-    if load.mode == "closed":
-        words = [f"concurrency {DASH if load.concurrency is None else load.concurrency}"]
-        if load.think_time_s:
-            about = "about " if load.think_time == "exponential" else ""
-            words.append(f"think time {about}{load.think_time_s:g} s")
-        if load.max_request_rate is not None:
-            words.append(f"at most {load.max_request_rate:g} requests/s")
-        return ", ".join(words)
-    words = [_arrival_words(load)]
-    if load.max_concurrency is not None:
-        words.append(f"at most {load.max_concurrency} under way")
-    return ", ".join(words)
-
-
-def _arrival_words(load: LoadPoint) -> str:
-    if load.arrival == "burst":
-        return f"{DASH if load.num_requests is None else load.num_requests} requests at once"
-    if load.arrival == "schedule":
-        segments = load.schedule or ()
-        ends = [rate for _, first, last in segments for rate in (first, last)]
-        rates = [f"{r:g}" for i, r in enumerate(ends) if i == 0 or r != ends[i - 1]]
-        shown = rates if len(rates) <= 6 else [*rates[:3], "…", *rates[-2:]]
-        return f"{', '.join(shown)} requests/s over {sum(s for s, _, _ in segments):g} s"
-    if load.arrival == "trace":
-        scale = "" if load.time_scale is None else f", time scale {load.time_scale:g}"
-        return f"trace {one_line(PurePath(load.trace or DASH).name, 60)}{scale}"
-    rate = f"{DASH if load.request_rate is None else format(load.request_rate, 'g')} requests/s"
-    if load.arrival == "constant":
-        return f"{rate} evenly spaced"
-    if load.arrival == "gamma" and load.burstiness is not None:
-        return f"{rate} of burstiness {load.burstiness:g}"
-    return rate

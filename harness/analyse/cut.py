@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.analyse.data import CellData, RunData
+from harness.findings import Caution
 from harness.measure.columns import Ints
 from harness.measure.table import RequestTable
-from harness.records import Caution
 
 CUT_SHARE = 0.2
 

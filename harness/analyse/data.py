@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,9 +22,12 @@ from harness.records import (
     Variant,
 )
 
+T = TypeVar("T")
 PairKey = tuple[str, LoadPoint, int, int]
 """Engine, load, repeat, block: what a baseline cell and its speculative partner share."""
 
+SEARCH = "capacity"
+"""The key of a manifest's plan that holds a capacity search."""
 MOST_FAILED = 0.05
 """A larger share of failed requests withholds verdicts: what was answered is then another load."""
 
@@ -56,6 +59,11 @@ class CellData(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if least not in self._windows:
             self._windows[least] = steady_window(self.records, self.cell.load, least)
         return self._windows[least]
+
+    @property
+    def to_its_end(self) -> bool:
+        """Whether nothing cut the cell short."""
+        return self.timeline.interrupted is None
 
     @property
     def asked(self) -> int:
@@ -95,10 +103,24 @@ class RunData(msgspec.Struct, frozen=True, kw_only=True):
     ties: list[Ties] = []
     floor: list[CellData] = []
 
+    @property
+    def attached(self) -> bool:
+        """Whether the servers ran already: none was started, and no plan set what they serve."""
+        return bool((self.manifest.plan.get("request") or {}).get("urls"))
+
+    @property
+    def searching(self) -> bool:
+        """Whether the run is a capacity search."""
+        return SEARCH in self.manifest.plan
+
     def plan(self, engine: str) -> dict[str, Any]:
         """The plan the engine was measured by."""
         plan: dict[str, Any] = self.manifest.plan["engines"][engine]
         return plan
+
+    def greedy(self, engine: str) -> bool:
+        """Whether the engine was asked for its best token each time."""
+        return bool(self.plan(engine)["sampling"]["temperature"] == 0)
 
     def engines(self) -> list[str]:
         """The engines in the order they were run."""
@@ -123,6 +145,14 @@ class RunData(msgspec.Struct, frozen=True, kw_only=True):
             and variant in (None, c.cell.variant)
             and load in (None, c.cell.load)
         ]
+
+
+def by_repeat(items: Iterable[T], repeat: Callable[[T], int]) -> list[list[T]]:
+    """The items of each repeat, by ascending repeat: those of one start of the engine."""
+    found: dict[int, list[T]] = {}
+    for item in items:
+        found.setdefault(repeat(item), []).append(item)
+    return [found[number] for number in sorted(found)]
 
 
 def pairs(cells: Iterable[CellData]) -> list[tuple[CellData, CellData]]:

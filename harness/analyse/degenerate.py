@@ -21,10 +21,11 @@ import msgspec
 import numpy as np
 
 from harness.analyse.data import CellData, RunData
+from harness.findings import Caution, Degenerate
 from harness.measure.metrics import acceptance_length, client_counts
 from harness.measure.metrics import pool as pool_counts
 from harness.measure.table import RequestTable
-from harness.records import Caution, Degenerate, DraftCounts, RequestRecord
+from harness.records import DraftCounts, RequestRecord
 
 GRAM = 4
 LEAST_TOKENS = 48

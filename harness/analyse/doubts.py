@@ -18,7 +18,8 @@ import msgspec
 
 from harness.analyse.data import CellData
 from harness.analyse.requests import drafted_a_step
-from harness.records import Caution, DraftCounts
+from harness.findings import Caution
+from harness.records import DraftCounts
 
 TRAFFIC = 0.01
 """A larger difference between the server's tokens and ours is no rounding: both count tokens."""

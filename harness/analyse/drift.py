@@ -13,12 +13,14 @@ from statistics import fmean
 import msgspec
 import numpy as np
 
-from harness.analyse.compare import PRIMARY, load_words, value_of
+from harness.analyse.compare import PRIMARY, value_of
 from harness.analyse.data import CellData, RunData
 from harness.analyse.statistics import log_mean, t_p_value
+from harness.analyse.words import load_words
+from harness.findings import Caution, Metrics
 from harness.measure.metrics import tpot_s
 from harness.measure.table import RequestTable
-from harness.records import Caution, LoadPoint, Metrics
+from harness.records import LoadPoint
 
 RARE = 0.01
 """A check speaks where chance would make it speak less often than so."""
@@ -78,7 +80,7 @@ def series_of(run: RunData, engine: str, load: LoadPoint, metrics: dict[str, Met
     blocks: list[Block] = []
     for cell in run.manifest.cells:
         data = saved.get(cell.cell_id)
-        if data is None or data.timeline.interrupted is not None:
+        if data is None or not data.to_its_end:
             continue
         value = value_of(metrics[cell.cell_id], metric)
         if value is not None and value > 0:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 
 from harness.analyse.compare import COMPARED, interval_confidence, value_of
-from harness.analyse.data import CellData, RunData
+from harness.analyse.data import CellData, RunData, by_repeat
 from harness.analyse.statistics import log_mean, percent_of, t_quantile
+from harness.findings import Metrics, VariantEstimate
 from harness.measure.columns import Drafts
 from harness.measure.metrics import pool
-from harness.records import VARIANTS, DraftCounts, Metrics, VariantEstimate
+from harness.records import VARIANTS, DraftCounts
 
 ACCEPTANCE = "acceptance_length"
 
@@ -24,21 +25,14 @@ def estimates(
         confidence = interval_confidence(run, engine)
         for load in run.loads(engine):
             for variant in VARIANTS:
-                cells = [
-                    c
-                    for c in run.select(engine, variant, load)
-                    if c.timeline.interrupted is None and c.ok
-                ]
+                cells = [c for c in run.select(engine, variant, load) if c.to_its_end and c.ok]
                 found += [_figure(name, cells, metrics, confidence) for name in COMPARED]
                 found.append(_acceptance(cells, counts, confidence))
     return [f for f in found if f is not None]
 
 
 def _starts(cells: Sequence[CellData]) -> list[list[CellData]]:
-    return [
-        [c for c in cells if c.cell.repeat == repeat]
-        for repeat in sorted({c.cell.repeat for c in cells})
-    ]
+    return by_repeat(cells, lambda c: c.cell.repeat)
 
 
 def _figure(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analyse.compare import DASH, PRIMARY, load_words
+from harness.analyse.compare import PRIMARY
 from harness.analyse.data import RunData
 from harness.analyse.drift import drift_cautions
 from harness.analyse.stopping import half_width
-from harness.records import Caution, Comparison, Metrics
+from harness.analyse.words import DASH, load_words
+from harness.findings import Caution, Comparison, Metrics
 
 
 def fairness_cautions(
@@ -59,7 +60,7 @@ def _imprecise(run: RunData, engine: str, comparisons: Sequence[Comparison]) -> 
     """Whether a run that was to be precise ended, at its limit, before it was."""
     plan = run.plan(engine)["compare"]
     wanted, metric = plan.get("precision"), plan.get("metric", PRIMARY)
-    if wanted is None or "capacity" in run.manifest.plan:
+    if wanted is None or run.searching:
         return None  # a capacity search starts each variant once
     widths = [(half_width(c), c) for c in comparisons if c.metric == metric]
     wide = [(w, c) for w, c in widths if w is None or w > wanted]

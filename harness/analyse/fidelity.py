@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from harness.analyse.data import CellData
-from harness.records import Caution, ClientFigures, Metrics
+from harness.findings import Caution, Metrics
+from harness.records import ClientFigures
 
 BOUND_CPU = 0.95
 BUSY_CPU = 0.8

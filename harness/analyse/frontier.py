@@ -12,11 +12,12 @@ import numpy as np
 from harness.analyse.bracket import By, Judged, Look, Point, Search, bracket, next_value, points
 from harness.analyse.data import CellData, RunData
 from harness.analyse.statistics import autocorrelation_time, wilson
+from harness.findings import Metrics
 from harness.measure.metrics import cell_metrics
 from harness.measure.slo import Slo, attained, meets, slo_of, strain
 from harness.measure.steady import ended_ns, placed_ns
 from harness.measure.table import RequestTable
-from harness.records import SCHEMA_VERSION, VARIANTS, Metrics, Record, RequestRecord, Variant
+from harness.records import SCHEMA_VERSION, VARIANTS, Record, RequestRecord, Variant
 
 
 class Figures(Record, frozen=True, kw_only=True):
@@ -93,10 +94,6 @@ class Capacity(Record, frozen=True, kw_only=True):
     variants: tuple[VariantCapacity, ...]
 
 
-GAVE_UP = "requests in a row failed"
-"""Of a cell that ended early: the server is there, but answered nothing any more."""
-
-
 def look_of(data: CellData, slo: Slo, search: Search) -> Look:
     """One cell as the search sees it: the requests of its steady window."""
     load = data.cell.load
@@ -105,12 +102,11 @@ def look_of(data: CellData, slo: Slo, search: Search) -> Look:
     inside = data.records if window is None else data.records.where(window.has(data.records))
     met, of = attained(inside, slo)
     growing = window is not None and window.growing
-    refused = GAVE_UP in (data.timeline.interrupted or "")
     return Look(
         value=float(value or 0),
         met=met,
         of=of,
-        overloaded=growing or refused,
+        overloaded=growing or data.timeline.given_up,
         tau=tau_of(inside, slo),
         hopeless=wilson(*attained(alone(data.records), slo), search.z)[1] < search.attain,
     )

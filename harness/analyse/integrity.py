@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 
 from harness.analyse.data import CellData
+from harness.findings import Integrity
 from harness.measure.columns import TEXTS_AT_ONCE, Bools, Integers, Names
 from harness.measure.table import RequestTable
-from harness.records import Integrity, RequestRecord, Tie
+from harness.records import RequestRecord, Tie
 
 SHOWN = 5
 PARTED = "\x1f"
@@ -23,6 +24,8 @@ NEAR_TIE_ELSE = 0.5
 
 Told with its reasons in `docs/integrity.md`.
 """
+SIGNIFICANT = 0.01
+"""Output is said to differ where chance alone would make it look so less often than so."""
 GROSS_GAP = 2.0
 """Nats. A token this far below the best one is no matter of rounding in any precision."""
 

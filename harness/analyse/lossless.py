@@ -10,24 +10,20 @@ import numpy as np
 from harness.analyse.data import CellData, RunData, pairs
 from harness.analyse.integrity import (
     GROSS_GAP,
+    SIGNIFICANT,
     compare_outputs,
     differ,
     matched_rows,
     near_tie_bound,
     total,
 )
+from harness.findings import Caution, EngineIntegrity, Integrity
 from harness.measure.columns import Integers, Names
 from harness.measure.table import RequestTable
-from harness.records import Caution, EngineIntegrity, Integrity, Tie, Ties
+from harness.records import Tie, Ties
 
-SIGNIFICANT = 0.01
 EXACT = ("float32",)
 """Precisions in which a divergence that no server could be asked about is taken for an error."""
-
-
-def greedy(run: RunData, engine: str) -> bool:
-    """Whether the engine was asked for its best token each time."""
-    return bool(run.plan(engine)["sampling"]["temperature"] == 0)
 
 
 def ties_of(run: RunData, engine: str) -> Ties:
@@ -41,7 +37,7 @@ def cell_integrity(run: RunData) -> dict[str, Integrity | None]:
     """By the speculative cell's id; only greedy outputs can be compared token by token."""
     found: dict[str, Integrity | None] = {}
     for engine in run.engines():
-        if not greedy(run, engine):
+        if not run.greedy(engine):
             continue
         asked = ties_of(run, engine)
         by_place: dict[tuple[str, int], Tie] = {(t.cell_id, t.index): t for t in asked.ties}
@@ -58,7 +54,7 @@ def engine_integrity(
     Every prompt counts once on each side (its first comparison): answers to the same prompt
     diverge together, and an exact test wants independent ones.
     """
-    if not greedy(run, engine):
+    if not run.greedy(engine):
         return EngineIntegrity(engine=engine)
     cells = run.select(engine)
     whole = total([integrity.get(c.cell.cell_id) for c in cells])

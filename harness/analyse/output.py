@@ -17,7 +17,7 @@ from harness.analyse.lossless import (
 from harness.analyse.parity import parity_caution, parity_findings, parity_void
 from harness.analyse.sampling import sampled, sampling_caution
 from harness.analyse.speed import forced_length
-from harness.records import Caution, Degenerate, EngineIntegrity, Integrity, ParityFinding
+from harness.findings import Caution, Degenerate, EngineIntegrity, Integrity, ParityFinding
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):

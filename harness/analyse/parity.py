@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from harness.analyse.data import RunData
-from harness.records import Caution, ParityAnswer, ParityFinding, ParityRecord
+from harness.findings import Caution, ParityFinding
+from harness.records import ParityAnswer, ParityRecord
 
 BOUNDS = {"float32": 0.01, "float16": 0.05}
 BOUND_ELSE = 0.1

@@ -15,8 +15,9 @@ from statistics import geometric_mean
 
 import msgspec
 
-from harness.analyse.statistics import paired_ratio
-from harness.records import Interval, Prediction
+from harness.analyse.data import by_repeat
+from harness.analyse.statistics import geometric_interval
+from harness.findings import Interval, Prediction
 
 BEYOND = 2
 """So many draft tokens beyond the largest measured k are predicted as well."""
@@ -35,7 +36,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     cost: float
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredK(msgspec.Struct, frozen=True, kw_only=True):
     """The units measured at one k, at one load."""
 
     k: int
@@ -52,20 +53,18 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
 def estimate(values: Sequence[tuple[int, float]], *, confidence: float) -> Interval:
     """Geometric mean and interval of (repeat, value) pairs; starts are units where enough are."""
-    found = paired_ratio([(1.0, v) for v in units_of(values)], confidence=confidence)
-    assert found is not None, "values are positive"
-    return Interval(value=found.ratio, ci_low=found.ci_low, ci_high=found.ci_high)
+    return geometric_interval(units_of(values), confidence=confidence)
 
 
 def units_of(values: Sequence[tuple[int, float]]) -> list[float]:
     """What counts as independent: a start's geometric mean, or of a single start each block."""
-    repeats = sorted({repeat for repeat, _ in values})
-    if len(repeats) < FEWEST_STARTS:
+    starts = by_repeat(values, lambda value: value[0])
+    if len(starts) < FEWEST_STARTS:
         return [v for _, v in values]
-    return [geometric_mean(v for r, v in values if r == repeat) for repeat in repeats]
+    return [geometric_mean(v for _, v in own) for own in starts]
 
 
-def predictions(measured: Sequence[Measured], *, confidence: float) -> tuple[Prediction, ...]:
+def predictions(measured: Sequence[MeasuredK], *, confidence: float) -> tuple[Prediction, ...]:
     """For every k from 1 to a little beyond the largest; none where no block has all the k."""
     if not measured:
         return ()
@@ -74,7 +73,7 @@ def predictions(measured: Sequence[Measured], *, confidence: float) -> tuple[Pre
     return tuple(p for p in told if p is not None)
 
 
-def predict(measured: Sequence[Measured], k: int, *, confidence: float) -> Prediction | None:
+def predict(measured: Sequence[MeasuredK], k: int, *, confidence: float) -> Prediction | None:
     """The decode phase's gain at `k`; None where nothing was measured, or not in the same blocks.
 
     Each block gives its own figure, so that the interval holds what differs from block to block.

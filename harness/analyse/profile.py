@@ -16,9 +16,10 @@ from harness.analyse.acceptance import estimates, pooled_acceptance
 from harness.analyse.data import CellData, RunData
 from harness.analyse.requests import Columns, columns, drafted_a_step
 from harness.analyse.speed import forced_length
+from harness.findings import Acceptance
 from harness.measure.metrics import categories
 from harness.measure.table import RequestTable
-from harness.records import Acceptance, DraftCounts
+from harness.records import DraftCounts
 
 VERSION = "1.0"
 TOLERANCE = 0.02
@@ -47,8 +48,7 @@ def _profile(run: RunData, engine: str, cells: list[CellData]) -> dict[str, Any]
     if pooled is None or counts is None or not counts.drafts:
         return None
     plan = run.plan(engine)
-    attached = bool(run.manifest.plan.get("request", {}).get("urls"))
-    k = drafted_a_step(counts) or (0 if attached else plan["speculative"]["k"])
+    k = drafted_a_step(counts) or (0 if run.attached else plan["speculative"]["k"])
     k = k or len(counts.per_position or ())
     models = run.manifest.plan.get("models", {}).get(engine, {})
     histogram = _histogram(counts)
@@ -61,7 +61,7 @@ def _profile(run: RunData, engine: str, cells: list[CellData]) -> dict[str, Any]
     return {
         "schema_version": VERSION,
         "measured": True,
-        "method": None if attached else "eagle3",
+        "method": None if run.attached else "eagle3",
         "draft_checkpoint": _checkpoint(models.get("drafter")),
         "target_model": _checkpoint(models.get("target")),
         "num_speculative_tokens": k,
@@ -74,7 +74,7 @@ def _profile(run: RunData, engine: str, cells: list[CellData]) -> dict[str, Any]
         "marginal_accept_rates": [round(p, DIGITS) for p in marginal],
         "mean_accept_length": length,
         "mean_accept_length_per_request": round(mean if per_request is None else per_request, 6),
-        "accept_length_model": "measured_per_k" if attached else "chain_analytic",
+        "accept_length_model": "measured_per_k" if run.attached else "chain_analytic",
         "accept_length_by_k": {str(k): length},
         "acceptance_length_histogram": {str(j + 1): n for j, n in enumerate(histogram) if n},
         "per_category": _categories(cells),

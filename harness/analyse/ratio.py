@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from harness.analyse.statistics import wilson
-from harness.records import Estimate
+from harness.analyse.statistics import t_quantile, wilson
+from harness.findings import Estimate
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Counts = NDArray
+    from harness.analyse.requests import Counts
 
 CONFIDENCE = 0.95
 ONE_THREAD = 10_000
@@ -87,7 +85,8 @@ def _deviation(y: Counts, x: Counts, value: float) -> Deviation | None:
     left_out = (own - value * trials) / (whole - trials)
     variance = (n - 1) / n * _squared(left_out)
     worth = whole**2 / _squared(trials)
-    return Deviation(deviation=math.sqrt(variance), t=_t(0.5 + CONFIDENCE / 2, max(1.0, worth - 1)))
+    t = t_quantile(0.5 + CONFIDENCE / 2, max(1.0, worth - 1))
+    return Deviation(deviation=math.sqrt(variance), t=t)
 
 
 def _squared(values: Counts) -> float:
@@ -97,9 +96,3 @@ def _squared(values: Counts) -> float:
     """
     parts = (values[at : at + ONE_THREAD] for at in range(0, len(values), ONE_THREAD))
     return sum(float(part @ part) for part in parts)
-
-
-def _t(probability: float, degrees: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, probability))

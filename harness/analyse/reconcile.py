@@ -10,8 +10,9 @@ import numpy as np
 from harness.analyse.data import CellData
 from harness.analyse.doubts import counter_cautions, counters_doubted
 from harness.analyse.requests import cut_tokens, drafted_a_step, own_counts
+from harness.findings import Acceptance, Caution, MergedChunks
 from harness.measure.metrics import acceptance_length
-from harness.records import Acceptance, Caution, DraftCounts, MergedChunks
+from harness.records import DraftCounts
 
 SAME_STEPS = 0.01
 """Of acceptance length, and of drafts: counters and requests count the same steps."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.findings import StepSource
 from harness.measure.columns import Drafts, Ints
 from harness.measure.metrics import LONGEST_STEP
 from harness.measure.table import RequestTable
@@ -82,7 +82,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     `accepted` without what stood behind the end, -1 where that is not known.
     """
 
-    source: Literal["per_request", "client"]
+    source: StepSource
     drafts: Counts
     accepted: Counts
     drafted: Counts | None

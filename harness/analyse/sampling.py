@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness.analyse.data import RunData, pairs
-from harness.analyse.integrity import matched_rows
-from harness.records import Caution, EngineIntegrity, RequestRecord
+from harness.analyse.integrity import SIGNIFICANT, matched_rows
+from harness.findings import Caution, EngineIntegrity
+from harness.records import RequestRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,6 @@ LEAST_PROMPTS = 10
 MOST_PAIRS = 4000
 KINDS = 200
 """Commonest tokens counted one by one; the others count together."""
-SIGNIFICANT = 0.01
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
 
 def sampled(run: RunData, engine: str) -> Sampled | None:
     """The test on one engine; None: greedy, or too few prompts answered by both variants."""
-    if run.plan(engine)["sampling"]["temperature"] == 0:
+    if run.greedy(engine):
         return None
     both = [
         (base.ok, cand.ok, *matched_rows(base.ok, cand.ok, first_turns=True))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from harness.analyse.bootstrap import FEWEST_STARTS, Floats
+from harness.analyse.bootstrap import BOOTSTRAP_STARTS, Floats
 from harness.analyse.simulated import (
     CONFIDENCE,
     FIRST,
@@ -37,7 +37,7 @@ from harness.analyse.simulated import (
 from harness.analyse.stopping import stopped_confidence
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True):
     """One line of a table: a share of `hits` in `trials`, and what it should be, if anything."""
 
     table: str
@@ -76,25 +76,25 @@ def calls_table(rng: np.random.Generator, runs: int) -> list[Row]:
         many = 20 * runs
         exact = apart(differences(rng, many, pairs, REALISTIC)) / many
         note = f"of {many}: {exact:.2%}"
-        rows.append(_row("A/A, all noise", f"{pairs} starts", "called", called, runs, 0.05, note))
+        rows.append(Row("A/A, all noise", f"{pairs} starts", "called", called, runs, 0.05, note))
     for name, noise in kinds.items():
         called = same_against_same(rng, runs, 4, noise)
-        rows.append(_row("A/A, 4 starts", name, "called", called, runs, 0.05))
+        rows.append(Row("A/A, 4 starts", name, "called", called, runs, 0.05))
     for pairs in (3, 4, 6, 10):
         missed = percentile_misses(rng, runs // 2, pairs, REALISTIC)
         setting = f"{pairs} starts"
-        rows.append(_row("percentile bootstrap", setting, "covered", runs // 2 - missed, runs // 2))
+        rows.append(Row("percentile bootstrap", setting, "covered", runs // 2 - missed, runs // 2))
     return rows
 
 
 def bootstrap_table(rng: np.random.Generator, runs: int) -> list[Row]:
-    """The hierarchical bootstrap-t: below `FEWEST_STARTS`, where it is not used, and from there."""
+    """The hierarchical bootstrap-t, below the starts that it is used from, and from there."""
     rows: list[Row] = []
-    for pairs, requests in ((10, 0.3), (FEWEST_STARTS, 0.3), (FEWEST_STARTS, 1.0)):
+    for pairs, requests in ((10, 0.3), (BOOTSTRAP_STARTS, 0.3), (BOOTSTRAP_STARTS, 1.0)):
         missed = hierarchical_misses(rng, runs, pairs, requests)
         setting = f"{pairs} starts, requests {requests:g}"
-        nominal = None if pairs < FEWEST_STARTS else CONFIDENCE
-        rows.append(_row("hierarchical", setting, "covered", runs - missed, runs, nominal))
+        nominal = None if pairs < BOOTSTRAP_STARTS else CONFIDENCE
+        rows.append(Row("hierarchical", setting, "covered", runs - missed, runs, nominal))
     return rows
 
 
@@ -108,7 +108,7 @@ def acceptance_table(rng: np.random.Generator, runs: int) -> list[Row]:
         (50, "50 requests of one start", 0.5, 0.1, CONFIDENCE),
     ):
         missed = acceptance_misses(rng, runs, units, sizes=sizes, between=between)
-        rows.append(_row("acceptance length", name, "covered", runs - missed, runs, nominal))
+        rows.append(Row("acceptance length", name, "covered", runs - missed, runs, nominal))
     return rows
 
 
@@ -126,7 +126,7 @@ def family_table(rng: np.random.Generator, runs: int) -> list[Row]:
         for corrected in (False, True):
             wrong = any_wrong(rng, runs, truth, min_effect, corrected=corrected)
             setting = f"{name}, {'corrected' if corrected else 'each alone'}"
-            rows.append(_row("any wrong verdict", setting, "runs", wrong, runs))
+            rows.append(Row("any wrong verdict", setting, "runs", wrong, runs))
     return rows
 
 
@@ -138,7 +138,7 @@ def power_table(rng: np.random.Generator, runs: int) -> list[Row]:
             seen, better = power(rng, runs, pairs, noise, 0.03)
             setting = f"pairs differ by {noise:.1%}, {pairs} starts"
             note = f"verdict `better` at min_effect 3%: {better / runs:.0%}"
-            rows.append(_row("3% is found", setting, "found", seen, runs, note=note))
+            rows.append(Row("3% is found", setting, "found", seen, runs, note=note))
     return rows
 
 
@@ -155,7 +155,7 @@ def stopping_table(rng: np.random.Generator, runs: int) -> list[Row]:
             f"{mean:.1f} pairs, fixed {fixed}: saves {1 - mean / fixed:.0%}; "
             f"narrow in {float(found.narrow.mean()):.1%}"
         )
-        return _row("stopped early", name, "covered", int(found.covered.sum()), runs, note=note)
+        return Row("stopped early", name, "covered", int(found.covered.sum()), runs, note=note)
 
     for noise in (0.005, 0.01, 0.02, 0.03, 0.06):
         logs = noise * rng.standard_normal((runs, MOST))
@@ -173,26 +173,6 @@ def stopping_table(rng: np.random.Generator, runs: int) -> list[Row]:
     logs = spread * differences(rng, runs, MOST, REALISTIC)
     rows.append(tried(f"{unknown}, all kinds", logs, confidence, sure))
     return rows
-
-
-def _row(
-    table: str,
-    setting: str,
-    what: str,
-    hits: int,
-    trials: int,
-    nominal: float | None = None,
-    note: str = "",
-) -> Row:
-    return Row(
-        table=table,
-        setting=setting,
-        what=what,
-        hits=hits,
-        trials=trials,
-        nominal=nominal,
-        note=note,
-    )
 
 
 TABLES: dict[str, tuple[Callable[[np.random.Generator, int], list[Row]], int]] = {

@@ -15,7 +15,8 @@ from harness.analyse.bootstrap import Floats, PairSums, hierarchical
 from harness.analyse.compare import PRIMARY, Measured, decided
 from harness.analyse.estimates import pooled_ratio
 from harness.analyse.statistics import LogMean, log_mean, t_quantile, verdict
-from harness.records import Comparison, LoadPoint, Verdict
+from harness.findings import Comparison, Verdict
+from harness.records import LoadPoint
 
 CONFIDENCE = 0.95
 FIRST, MOST = 3, 20

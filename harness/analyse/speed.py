@@ -20,12 +20,13 @@ import numpy as np
 
 from harness.analyse.acceptance import acceptance_of, sources_of
 from harness.analyse.data import CellData, RunData, pairs
-from harness.analyse.predict import Measured, Unit, estimate, predictions
+from harness.analyse.predict import MeasuredK, Unit, estimate, predictions
+from harness.findings import Acceptance, Interval, Metrics, Speed
 from harness.measure.columns import Integers
 from harness.measure.metrics import later_tokens
 from harness.measure.steady import LEVELS, Level
 from harness.measure.table import RequestTable
-from harness.records import Acceptance, Interval, LoadPoint, Metrics, Speed
+from harness.records import LoadPoint
 
 Basis = Literal["chunks", "acceptance"]
 CHUNKS_AGREE = 0.02
@@ -35,7 +36,7 @@ BATCH_AGREES = 0.1
 NS = 1e9
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
+class PhaseTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The times of one cell's requests, summed.
 
     `first_s` sent to first chunk, `decode_s` first chunk to last, `later` the tokens and `gaps`
@@ -66,8 +67,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     repeat: int
     block: int
-    base: Phase
-    spec: Phase
+    base: PhaseTimes
+    spec: PhaseTimes
     steps: float
     throughput: tuple[float, float] | None
     acceptance: Acceptance | None
@@ -112,7 +113,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
         return spec / base / (self.decode * self.first_token * self.batch)
 
 
-def _request_s(phase: Phase) -> float:
+def _request_s(phase: PhaseTimes) -> float:
     """Request time for each token after the first chunk."""
     return (phase.first_s + phase.decode_s) / phase.later
 
@@ -125,8 +126,7 @@ def forced_length(plan: dict[str, Any]) -> float | None:
 
 def planned_k(run: RunData, engine: str) -> int | None:
     """Draft tokens a step as the plan says; None of a running server, whose k no plan sets."""
-    attached = (run.manifest.plan.get("request") or {}).get("urls")
-    return None if attached else run.plan(engine).get("speculative", {}).get("k")
+    return None if run.attached else run.plan(engine).get("speculative", {}).get("k")
 
 
 def speeds(run: RunData, metrics: dict[str, Metrics]) -> tuple[Speed, ...]:
@@ -157,7 +157,7 @@ def speed_of(
     def over(of: Callable[[Block], float]) -> Interval:
         return estimate([(b.repeat, of(b)) for b in blocks], confidence=confidence)
 
-    def average(of: Callable[[Phase], float]) -> tuple[float, float]:
+    def average(of: Callable[[PhaseTimes], float]) -> tuple[float, float]:
         return (
             sum(of(b.base) for b in blocks) / len(blocks),
             sum(of(b.spec) for b in blocks) / len(blocks),
@@ -196,7 +196,7 @@ def whole_pairs(cells: Sequence[CellData]) -> list[tuple[CellData, CellData]]:
     """The pairs that ran to their end, with few failures on either side."""
     return [
         both
-        for both in pairs(c for c in cells if c.timeline.interrupted is None)
+        for both in pairs(c for c in cells if c.to_its_end)
         if not any(c.many_failed for c in both)
     ]
 
@@ -275,7 +275,7 @@ def block_of(
     )
 
 
-def phase_of(data: CellData, level: Level) -> Phase | None:
+def phase_of(data: CellData, level: Level) -> PhaseTimes | None:
     """The times of a cell's whole answers in its window; None where there is nothing to time."""
     window = data.window(level)
     if window is None:
@@ -294,7 +294,7 @@ def phase_of(data: CellData, level: Level) -> Phase | None:
     later = int(tokens.values[mine].sum())
     if not (later and decode > 0 and first > 0 and running.any()):
         return None
-    return Phase(
+    return PhaseTimes(
         first_s=first / NS,
         decode_s=decode / NS,
         later=later,
@@ -314,14 +314,14 @@ def running_batch(begins: Integers, ends: Integers) -> float:
     return float((together**2 * lasted).sum() / (together * lasted).sum())
 
 
-def measured_at(blocks: Sequence[Block], k: int | None) -> Measured | None:
+def measured_at(blocks: Sequence[Block], k: int | None) -> MeasuredK | None:
     """What predictions start from: the acceptance at each position, and the cost, by block."""
     rates = [b.acceptance.per_position if b.acceptance else None for b in blocks]
     known = [r for r in rates if r]
     if not known or len(known) != len(blocks):
         return None
     longest = k or max(map(len, known))
-    return Measured(
+    return MeasuredK(
         k=longest,
         units=tuple(
             Unit(
@@ -348,7 +348,7 @@ def padded(rates: tuple[float, ...], k: int, tokens_per_step: float) -> tuple[fl
 
 def measured_of(
     run: RunData, engine: str, load: LoadPoint, metrics: dict[str, Metrics]
-) -> Measured | None:
+) -> MeasuredK | None:
     """What predictions at other k start from; None where no pair has what it takes."""
     whole = whole_pairs(run.select(engine, load=load))
     blocks = blocks_of(whole, metrics, step_basis([spec for _, spec in whole])[0])

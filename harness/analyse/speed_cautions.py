@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.analyse.compare import load_words
 from harness.analyse.data import RunData, pairs
 from harness.analyse.speed import forced_length
-from harness.records import Caution, Speed
+from harness.analyse.words import load_words
+from harness.findings import Caution, Speed
 
 
 def speed_cautions(run: RunData, speeds: Iterable[Speed]) -> tuple[Caution, ...]:

@@ -11,13 +11,13 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.analyse.acceptance import estimates_of, merged_chunks
 from harness.analyse.data import CellData, RunData
 from harness.analyse.ratio import ratio
 from harness.analyse.requests import (
     Columns,
+    Counts,
     chunks_of,
     cluster_names,
     clusters,
@@ -25,19 +25,12 @@ from harness.analyse.requests import (
     each_drafted_a_step,
     past_end,
 )
+from harness.findings import AcceptanceSplits, Estimate, Split, SplitPart, StepSource
 from harness.measure.columns import Ints, Names
 from harness.measure.metrics import window_ns
 from harness.measure.table import RequestTable
-from harness.records import (
-    AcceptanceSplits,
-    Estimate,
-    LoadPoint,
-    Split,
-    SplitPart,
-)
+from harness.records import LoadPoint
 
-Counts = NDArray
-Source = Literal["per_request", "client"]
 By = Literal["output_tokens", "output_quarter", "thinking", "run_time"]
 
 QUARTERS = ("first quarter", "second quarter", "third quarter", "last quarter")
@@ -92,7 +85,7 @@ class Tally:
                 y, x, requests = before[0] + y, before[1] + x, before[2] + requests
             self._sums[number] = (y, x, requests)
 
-    def split(self, source: Source, longest: int | None) -> Split:
+    def split(self, source: StepSource, longest: int | None) -> Split:
         """The parts that have a step."""
         parts = [
             SplitPart(
@@ -187,16 +180,16 @@ def step_splits(records: RequestTable, cells: Sequence[CellData]) -> list[Split]
             over_time.add(chunks, own, run_quarter(phase, chunks))
     k = k_of(records)
     longest = k + 1 if told and k is not None else None
-    source: Source = "per_request" if told else "client"
+    source: StepSource = "per_request" if told else "client"
     splits = [t.split(source, longest) for t in (tokens, *([quarters] * lengths_known), thinking)]
     return [*splits, *([over_time.split("client", None)] if chunked else [])]
 
 
-Phase = tuple[int, int]
+Span = tuple[int, int]
 """When a cell's measured phase began, and its length in ns."""
 
 
-def _pieces(cells: Sequence[CellData]) -> Iterator[tuple[RequestTable, Phase]]:
+def _pieces(cells: Sequence[CellData]) -> Iterator[tuple[RequestTable, Span]]:
     """The cells' whole answers, at most `PIECE` at once."""
     for c in cells:
         begin, end = window_ns(c.records)
@@ -328,7 +321,7 @@ def _tokens_thought(records: RequestTable) -> Ints:
     return Ints(np.where(answered.known, before, every).astype(np.int64), known)
 
 
-def run_quarter(phase: Phase, steps: Steps) -> Counts:
+def run_quarter(phase: Span, steps: Steps) -> Counts:
     """By the quarter of its cell's measured phase in which the step's chunk arrived.
 
     The client's chunks are taken: the engine's steps have no time. Blocks are laid over each other.

@@ -7,17 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from harness.findings import Interval, Verdict
 from harness.measure.metrics import Better
-from harness.records import Verdict
-
-
-class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """Candidate over baseline. The interval is None with fewer than two pairs."""
-
-    ratio: float
-    ci_low: float | None
-    ci_high: float | None
-    pairs: int
 
 
 class LogMean(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,18 +65,15 @@ def log_mean(values: Sequence[float]) -> LogMean:
     return LogMean(mean=mean, error=deviation / math.sqrt(n), units=n)
 
 
-def paired_ratio(pairs: Sequence[tuple[float, float]], *, confidence: float) -> Ratio | None:
-    """Geometric mean of candidate/baseline over pairs, with Student's t interval on the log scale.
+def geometric_interval(ratios: Sequence[float], *, confidence: float) -> Interval:
+    """Geometric mean of positive ratios, with Student's t interval on the log scale.
 
     A ratio's natural scale is the logarithm: there 2x and 0.5x lie equally far from no change.
-    Pairs that are not positive say nothing of a ratio and are left out; None if no pair is left.
+    Raises ValueError without ratios.
     """
-    logs = [math.log(c / b) for b, c in pairs if b > 0 and c > 0]
-    if not logs:
-        return None
-    found = log_mean(logs)
+    found = log_mean([math.log(r) for r in ratios])
     low, high = found.interval(confidence) or (None, None)
-    return Ratio(ratio=math.exp(found.mean), ci_low=low, ci_high=high, pairs=found.units)
+    return Interval(value=math.exp(found.mean), ci_low=low, ci_high=high)
 
 
 def holm(p_values: Sequence[float], alphas: Sequence[float]) -> list[float]:
@@ -113,7 +101,7 @@ def percent_of(confidence: float) -> str:
     return f"{told.rstrip('0').rstrip('.') if '.' in told else told}%"
 
 
-def t_quantile(probability: float, degrees: int) -> float:
+def t_quantile(probability: float, degrees: float) -> float:
     """Quantile of Student's t distribution."""
     from scipy.special import stdtrit
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from harness.analyse.statistics import t_quantile
-from harness.records import Comparison
+from harness.findings import Comparison
 
 FEWEST_PAIRS = 3
 PATHS = 20_000

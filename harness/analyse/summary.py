@@ -19,21 +19,13 @@ from harness.analyse.output import Output, output_cautions, output_of, output_vo
 from harness.analyse.speed import forced_length, speeds
 from harness.analyse.speed_cautions import speed_cautions
 from harness.analyse.splits import split_acceptance
+from harness.findings import Acceptance, CellSummary, Metrics, Summary
 from harness.measure.metrics import by_category, cell_metrics
 from harness.measure.slo import meets, slo_of
 from harness.measure.steady import LEVELS, Level
-from harness.records import (
-    SCHEMA_VERSION,
-    Acceptance,
-    CellSummary,
-    DraftCounts,
-    Metrics,
-    Summary,
-)
+from harness.records import SCHEMA_VERSION, DraftCounts
 
 MIN_OK_SHARE = 0.5
-SEARCH = "capacity"
-"""The key of a manifest's plan that holds a capacity search."""
 
 
 def summarise(run: RunData) -> Summary:
@@ -43,7 +35,7 @@ def summarise(run: RunData) -> Summary:
     comparisons = compare(run, metrics)
     cells = tuple(_cell_summary(run, c, metrics, output) for c in run.cells)
     void = void_reason(run)
-    if void is None and SEARCH not in run.manifest.plan:  # a search asks what a server can bear
+    if void is None and not run.searching:  # a search asks what a server can bear
         void = output_void(run, output)
     speed = speeds(run, metrics)
     comparisons = [
@@ -132,16 +124,16 @@ def _cell_summary(
 def _status(data: CellData) -> Literal["ok", "partial", "failed"]:
     if not data.ok:
         return "failed"
-    return "ok" if data.timeline.interrupted is None and data.whole else "partial"
+    return "ok" if data.to_its_end and data.whole else "partial"
 
 
 def void_reason(run: RunData) -> str | None:
     """Why nothing may be concluded from the run, or None. Failures of an engine are told apart."""
-    cells = [c for c in run.cells if c.timeline.interrupted is None]
-    searching = SEARCH in run.manifest.plan  # there a load that is refused is an answer
+    cells = [c for c in run.cells if c.to_its_end]
     for data in cells:
         cell = data.cell.cell_id
-        if not searching and (len(data.ok) < MIN_OK_SHARE * data.asked or not data.ok):
+        # In a search a load that is refused is an answer.
+        if not run.searching and (len(data.ok) < MIN_OK_SHARE * data.asked or not data.ok):
             return f"too few requests succeeded: {len(data.ok)} of {data.asked} in {cell}"
         allowed = run.plan(data.cell.engine)["load"].get("allow_client_bound", False)
         bound = None if allowed else client_bound(data)

@@ -13,26 +13,17 @@ from typing import Any
 
 import msgspec
 
+from harness.analyse.compare import PRIMARY
 from harness.analyse.data import RunData
-from harness.analyse.predict import Key, estimate, predictions
+from harness.analyse.predict import FEWEST_STARTS, Key, estimate, predictions
 from harness.analyse.speed import forced_length, measured_of
-from harness.records import (
-    Axis,
-    Interval,
-    LoadPoint,
-    Prediction,
-    Record,
-    Setting,
-    Summary,
-    Variant,
-)
+from harness.findings import Interval, Prediction, Summary
+from harness.records import Axis, LoadPoint, Record, Setting, Variant
 
 NO_DRAFTER = "no drafter"
 """The baseline among the settings to choose from."""
 WITH_DRAFTER = "with the drafter"
 """The one setting where nothing of the drafting is swept."""
-FEWEST_STARTS = 2
-"""One start of each setting names no winner: what a start brings with it is not seen."""
 
 
 class Point(Record, frozen=True, kw_only=True):
@@ -131,6 +122,7 @@ def choose(candidates: Mapping[str, Mapping[Key, float]], *, confidence: float) 
             continue
         lead = estimate([(k[0], candidates[leader][k] / at[k]) for k in keys], confidence=each)
         leads.append(lead)
+        # One start of each setting names no winner: what a start brings with it is not seen.
         if starts < FEWEST_STARTS or lead.ci_low is None or lead.ci_low <= 1:
             close.append(name)
     return Choice(
@@ -176,7 +168,7 @@ def _point(one: Measurement, engine: str, load: LoadPoint) -> Point:
         (
             c
             for c in one.summary.comparisons
-            if (c.engine, c.load, c.metric) == (engine, load, "output_tokens_per_s")
+            if (c.engine, c.load, c.metric) == (engine, load, PRIMARY)
         ),
         None,
     )

@@ -43,11 +43,15 @@ OnTally = Callable[[Tally], None]
 
 
 class Driven(msgspec.Struct, frozen=True, kw_only=True):
-    """A driven cell: its records by index, how each process fared, and what stopped it."""
+    """A driven cell: its records by index, how each process fared, and what stopped it.
+
+    `interrupted`, `given_up`: see `Timeline`.
+    """
 
     records: tuple[RequestRecord, ...]
     client: tuple[ClientFigures, ...]
     interrupted: str | None
+    given_up: bool = False
 
     @property
     def client_cpu_share(self) -> float:
@@ -114,10 +118,12 @@ def drive(
     records = [
         record for y in yields for record in with_acceptance(y.records, y.tails, read_acceptance)
     ]
+    stopped = next((y for y in yields if y.interrupted is not None), yields[0])
     return Driven(
         records=tuple(sorted(records, key=lambda record: record.index)),
         client=tuple(y.figures for y in yields),
-        interrupted=next((y.interrupted for y in yields if y.interrupted is not None), None),
+        interrupted=stopped.interrupted,
+        given_up=stopped.given_up,
     )
 
 
@@ -152,7 +158,11 @@ async def drive_slice(
             await client.aclose()
         figures = clock.figures(work.share.worker, lags)
     return Yield(
-        records=tuple(records), tails=client.tails, figures=figures, interrupted=stop.reason
+        records=tuple(records),
+        tails=client.tails,
+        figures=figures,
+        interrupted=stop.reason,
+        given_up=stop.given_up,
     )
 
 

@@ -20,6 +20,11 @@ T = TypeVar("T")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def signal_of(stop: KeyboardInterrupt) -> int:
+    """The signal that ended the work: Ctrl-C where none is told."""
+    return int(stop.args[0]) if stop.args else signal.SIGINT
+
+
 def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
     """`uvloop.run(main)`; a signal cancels `main`, then goes to the handler it was meant for."""
     import uvloop

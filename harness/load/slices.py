@@ -30,12 +30,16 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Yield(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of it: records by index, the last payloads by index, how the worker fared."""
+    """What became of it: records by index, the last payloads by index, how the worker fared.
+
+    `interrupted`, `given_up`: see `Timeline`.
+    """
 
     records: tuple[RequestRecord, ...]
     tails: dict[int, tuple[bytes, ...]]
     figures: ClientFigures
     interrupted: str | None
+    given_up: bool = False
 
 
 def write(path: Path, what: Slice | Yield) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from harness.findings import CategoryFigures, Distribution, Metrics, Steady
 from harness.measure.columns import Bools, Drafts, Floats, Integers, Ints
 from harness.measure.definitions import DEFINITIONS as DEFINITIONS
 from harness.measure.definitions import LATE_S
@@ -17,14 +18,7 @@ from harness.measure.definitions import Better as Better
 from harness.measure.definitions import Metric as Metric
 from harness.measure.steady import Window, steady_window
 from harness.measure.table import RequestTable
-from harness.records import (
-    CategoryFigures,
-    Distribution,
-    DraftCounts,
-    Metrics,
-    RequestRecord,
-    Steady,
-)
+from harness.records import DraftCounts, RequestRecord
 
 NS = 1e9
 LONGEST_STEP = 256
@@ -151,20 +145,15 @@ def cell_metrics(
     gaps = distribution(_gaps_in(ok, window))
     dropped = int(table.dropped.sum())
     right, judged = _right(ok)
-
-    def opened(of: Callable[[RequestTable], Floats]) -> Distribution | None:
-        found = distribution(of(inside))
-        return found if found.n else None
-
     return Metrics(
         ttft_s=distribution(ttft_s(inside)),
         tpot_s=distribution(tpot_s(inside)),
         icl_s=gaps,
         itl_s=gaps if _one_token_chunks(ok) else None,
         e2el_s=distribution(e2el_s(inside)),
-        send_lag_s=opened(send_lag_s),
-        ttft_from_due_s=opened(ttft_from_due_s),
-        e2el_from_due_s=opened(e2el_from_due_s),
+        send_lag_s=_defined(send_lag_s(inside)),
+        ttft_from_due_s=_defined(ttft_from_due_s(inside)),
+        e2el_from_due_s=_defined(e2el_from_due_s(inside)),
         requests_ok=len(ok),
         requests_failed=len(table) - len(ok) - dropped,
         prompt_tokens=ok.ints("prompt_tokens").total(),
@@ -176,14 +165,20 @@ def cell_metrics(
         task_accuracy=right / judged if judged else None,
         task_n=judged,
         steady=_told(window, table),
-        connect_s=opened(connect_s),
-        time_to_first_answer_s=opened(time_to_first_answer_s),
-        time_to_first_reasoning_s=opened(time_to_first_reasoning_s),
+        connect_s=_defined(connect_s(inside)),
+        time_to_first_answer_s=_defined(time_to_first_answer_s(inside)),
+        time_to_first_reasoning_s=_defined(time_to_first_reasoning_s(inside)),
         requests_dropped=dropped,
         requests_late=_late(table),
         goodput_per_s=int(meets(ok).sum()) / timed if meets and timed else None,
         goodput_share=_share(table, window, meets),
     )
+
+
+def _defined(values: Floats) -> Distribution | None:
+    """None where no request has the figure, as where a load has no due times."""
+    found = distribution(values)
+    return found if found.n else None
 
 
 def _right(table: RequestTable) -> tuple[int, int]:

@@ -76,8 +76,8 @@ def types() -> dict[str, Any]:
     return {name: kinds[kind] for name, kind in KINDS.items()}
 
 
-def write_table(path: Path, records: Sequence[RequestRecord]) -> None:
-    """Write the records, the version of their schema beside them."""
+def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
+    """Write records, one row a request; the version of their schema stands in the file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -113,7 +113,7 @@ def _arrow(column: Column) -> Any:
             )
 
 
-def read_table(path: Path, names: Sequence[str] | None = None) -> RequestTable:
+def read_requests(path: Path, names: Sequence[str] | None = None) -> RequestTable:
     """Read some fields, or all. Raises `NotRecords`, and `UsageError` where there is no file.
 
     Texts are large and seldom asked for: they are read when they are, each time anew.

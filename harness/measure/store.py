@@ -14,16 +14,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from harness.errors import UsageError
-from harness.measure.parquet import read_table, write_table
+from harness.findings import Summary
+from harness.measure.parquet import read_requests, write_requests
 from harness.measure.table import NAMES, RequestTable
-from harness.records import (
-    SCHEMA_VERSION,
-    EngineCounters,
-    Manifest,
-    RequestRecord,
-    Summary,
-    Timeline,
-)
+from harness.records import SCHEMA_VERSION, EngineCounters, Manifest, RequestRecord, Timeline
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
@@ -248,13 +242,3 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-
-
-def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
-    """Write records as Parquet, one row a request, lists as list columns."""
-    write_table(path, records)
-
-
-def read_requests(path: Path) -> RequestTable:
-    """Read what `write_requests` wrote. Raises `UsageError`, of a text when it is asked for."""
-    return read_table(path)

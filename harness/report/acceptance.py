@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.analyse.acceptance import pooled_sources
-from harness.records import (
+from harness.findings import (
     AcceptanceEstimates,
     AcceptanceSplits,
-    DraftCounts,
     Estimate,
     MergedChunks,
     Split,
     Summary,
 )
+from harness.records import DraftCounts
 from harness.report import words
 from harness.report.view import Group
 

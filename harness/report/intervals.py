@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from harness.analyse.estimates import ACCEPTANCE
-from harness.records import Variant, VariantEstimate
+from harness.findings import VariantEstimate
+from harness.records import Variant
 from harness.report import words
 from harness.report.view import Group, MetricRow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.analyse.degenerate import lengths, pool
-from harness.records import EngineIntegrity, Summary
+from harness.findings import EngineIntegrity, Summary
 from harness.report import words
 
 OUTPUT_COLUMNS = ("engine", "check", "found")

@@ -2,118 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from harness.analyse.frontier import Capacity
-from harness.records import (
-    Acceptance,
-    Caution,
-    CellSummary,
-    Integrity,
-    LaunchRecord,
-    LoadPoint,
-    Manifest,
-    Speed,
-)
+from harness.findings import Acceptance, Caution, CellSummary, Integrity, Speed
+from harness.records import LoadPoint
 from harness.report import intervals, speed, view, words
 from harness.report.acceptance import acceptance_tables
+from harness.report.definitions import DEFINITIONS
 from harness.report.frontier import ProbeTable, paragraphs, tables
 from harness.report.output import OUTPUT_COLUMNS, output_rows
-from harness.report.run_data import RunData
-from harness.report.style import Plot
-from harness.report.tables import (
+from harness.report.pooled import PooledAcceptance
+from harness.report.repeat import Repeat, repeat_of
+from harness.report.rows import (
     category_table,
     how_pooled,
     side_rows,
     sides,
     window_rules,
 )
+from harness.report.run_data import RunData
+from harness.report.style import Plot
 from harness.report.verdict import standing, verdict_sentences
 from harness.report.view import Group, MetricRow
 
 MOST_ERRORS_SHOWN = 5
 
-DEFINITIONS: tuple[tuple[str, str], ...] = (
-    (
-        "output tokens/s",
-        "tokens of whole answers that arrived in the steady window, by its length; where that is "
-        "the whole phase, still holds the drain, or has no tokens per chunk: output tokens of "
-        "whole answers, by the time from first sent to last chunk",
-    ),
-    ("TTFT", "from the request's last byte sent to the arrival of its first chunk"),
-    (
-        "TPOT",
-        "time from the first chunk to the last, by the tokens after the first chunk",
-    ),
-    ("E2E latency", "from the request's last byte sent to the arrival of its last chunk"),
-    (
-        "steady window",
-        "the part of a block after the ramp-up and before the drain; latencies are of the requests "
-        "sent in it, by a rule that is told below the results",
-    ),
-    ("goodput", "requests that met every service level of the plan, by the block's length"),
-    ("gap between chunks", "one verify step with speculation, which may bring several tokens"),
-    ("acceptance rate", "accepted draft tokens by drafted tokens, counts pooled"),
-    ("acceptance length", "tokens a verify step yields: 1 + accepted by drafts"),
-    (
-        "mean over requests",
-        "each request's own figure, averaged: a short answer weighs as much as a long one; the "
-        "pooled figure weighs each verify step alike",
-    ),
-    (
-        "accepted, by position",
-        "drafts accepted at least to that position, by drafts; positions count from 0",
-    ),
-    ("given the one before", "the same, of the drafts accepted at least to the position before"),
-    (
-        "identical outputs",
-        "greedy answers that equal the baseline's to the same prompt of the paired block, token by "
-        "token where both tell tokens, of those compared",
-    ),
-    (
-        "task accuracy",
-        "right answers of whole answers to prompts whose right answer is known (n)",
-    ),
-    (
-        "first thinking / answer",
-        "from the request's last byte sent to its first chunk with thinking, and to its first with "
-        "anything else; means",
-    ),
-    (
-        "repeat",
-        "one start of the engine, r0 in a cell's name being repeat 0; servers that run already are "
-        "not started: there one pass over the loads",
-    ),
-    ("block", "one measurement of a load within a repeat (b0 is block 0)"),
-    (
-        "paired",
-        "a baseline and a speculative block of the same repeat, block and load, with the same "
-        "prompts and arrivals",
-    ),
-    ("ratio (interval)", "speculative by baseline over paired, interleaved blocks"),
-    (
-        "relative step cost",
-        "time of a verify step by the baseline's time of a token: the acceptance length at which "
-        "the decode phase breaks even",
-    ),
-    (
-        "verdict",
-        "better or worse: the whole interval lies on one side of 1 and the effect is at least the "
-        "plan's minimum; same: the interval lies inside the minimum; else undecided; where several "
-        "comparisons were made, by the corrected interval",
-    ),
-    (
-        "corrected interval",
-        "the ratio's interval made wider for the number of comparisons that were made at once, as "
-        "among many some differ by chance alone",
-    ),
-    (words.DASH, "not known or not defined; never zero"),
-)
 
 OVERVIEW_COLUMNS = (
     "engine",
@@ -145,18 +62,6 @@ CELL_COLUMNS = (
     "length",
     "identical",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repeat:
-    """Everything needed to run it again."""
-
-    command: str
-    facts: list[tuple[str, str]]
-    engines: list[tuple[str, str]]
-    plan: str
-    environment: list[tuple[str, str]]
-    versions: list[tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,20 +99,10 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
     cautions = [*map(_placed, view.cautions(summary)), *map(_note, run.notes)]
     void = summary.void is not None
     output = output_rows(summary)
+    probes = found is not None and any(side.probes for side in found.variants)
     columns = _overview_columns(groups)
     measured = {cell.variant for cell in summary.cells}
     hidden = 3 if measured == {"baseline"} else 1 if measured == {"speculative"} else 0
-    sections = [
-        *([("probes", "Probes")] if found and any(s.probes for s in found.variants) else []),
-        *([("failures", f"Failures ({len(failures)})")] if failures else []),
-        *([("cautions", f"Cautions ({len(cautions)})")] if cautions else []),
-        ("results", "Results"),
-        *([("output", "Output")] if output else []),
-        ("figures", "Figures"),
-        ("cells", "Cells"),
-        ("repeat", "To repeat it"),
-        ("words", "Definitions"),
-    ]
     return Page(
         title=words.one_line(summary.title or summary.run_id, 120).lstrip("/"),
         run_id=words.one_line(summary.run_id, 120),
@@ -216,7 +111,7 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
         standing="capacity" if found else standing(summary),
         verdict=paragraphs(found) if found else verdict_sentences(summary),
         probes=tables(found) if found else [],
-        sections=sections,
+        sections=_sections(probes, len(failures), len(cautions), output=bool(output)),
         failures=failures,
         cautions=cautions,
         groups=[
@@ -235,9 +130,24 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
         plots=plots,
         cell_columns=CELL_COLUMNS[: len(CELL_COLUMNS) - hidden],
         cells=[_cell_row(cell)[: len(CELL_COLUMNS) - hidden] for cell in summary.cells],
-        repeat=_repeat(manifest, run.launches) if manifest else None,
+        repeat=repeat_of(manifest, run.launches) if manifest else None,
         definitions=DEFINITIONS,
     )
+
+
+def _sections(probes: bool, failures: int, cautions: int, *, output: bool) -> list[tuple[str, str]]:
+    """Anchor and heading of each part of the page that there is."""
+    return [
+        *([("probes", "Probes")] if probes else []),
+        *([("failures", f"Failures ({failures})")] if failures else []),
+        *([("cautions", f"Cautions ({cautions})")] if cautions else []),
+        ("results", "Results"),
+        *([("output", "Output")] if output else []),
+        ("figures", "Figures"),
+        ("cells", "Cells"),
+        ("repeat", "To repeat it"),
+        ("words", "Definitions"),
+    ]
 
 
 def _meta(run: RunData) -> str:
@@ -404,11 +314,11 @@ def _cell_row(cell: CellSummary) -> list[tuple[str, str]]:
 
 def _load(load: LoadPoint) -> tuple[str, str]:
     key = load.concurrency if load.mode == "closed" else load.request_rate
-    return _key(key), words.load_name(load)
+    return _key(key), words.load_words(load)
 
 
 def _speculation(
-    a: Acceptance | view.PooledAcceptance | None, i: Integrity | None
+    a: Acceptance | PooledAcceptance | None, i: Integrity | None
 ) -> list[tuple[str, str]]:
     """The columns accepted, length and identical."""
     return [
@@ -430,47 +340,3 @@ def _figure(value: float | None, scale: float = 1.0) -> tuple[str, str]:
 
 def _key(value: Any) -> str:
     return "" if value is None or words.missing(value) else repr(value)
-
-
-def _repeat(manifest: Manifest, launches: tuple[LaunchRecord, ...]) -> Repeat:
-    dirty = {True: ", with uncommitted changes", False: "", None: ""}[manifest.git_dirty]
-    return Repeat(
-        command=words.one_line(shlex.join(manifest.command), 4000),
-        facts=[
-            ("run", words.one_line(manifest.run_id)),
-            ("made", words.one_line(manifest.created)),
-            ("commit", f"{manifest.git_commit}{dirty}" if manifest.git_commit else words.DASH),
-            ("schema", manifest.schema_version),
-            ("cells, in order", words.count(len(manifest.cells))),
-        ],
-        engines=_engine_commands(launches),
-        plan=json.dumps(manifest.plan, indent=2, ensure_ascii=False, default=str),
-        environment=_flat(manifest.environment),
-        versions=_flat(manifest.versions),
-    )
-
-
-def _engine_commands(launches: tuple[LaunchRecord, ...]) -> list[tuple[str, str]]:
-    """Each engine's and variant's first command; an attached server has none."""
-    found: dict[str, str] = {}
-    for launch in launches:
-        if launch.argv:
-            name = words.one_line(f"{launch.engine}, {launch.variant}", 80)
-            found.setdefault(name, words.one_line(shlex.join(launch.argv), 4000))
-    return list(found.items())
-
-
-def _flat(tree: Any, path: str = "") -> list[tuple[str, str]]:
-    """A nested mapping as dotted names and plain values."""
-    if isinstance(tree, dict):
-        return [pair for key, value in tree.items() for pair in _flat(value, _join(path, key))]
-    if isinstance(tree, list | tuple) and any(isinstance(item, dict | list) for item in tree):
-        return [pair for i, v in enumerate(tree) for pair in _flat(v, _join(path, str(i)))]
-    if isinstance(tree, list | tuple):
-        tree = ", ".join(map(str, tree))
-    name = words.one_line(path, 200)
-    return [(name, words.DASH if tree is None or tree == "" else words.one_line(str(tree), 2000))]
-
-
-def _join(path: str, key: object) -> str:
-    return f"{path}.{key}" if path else str(key)

@@ -72,7 +72,7 @@ def throughput(groups: Sequence[Group]) -> Plot | None:
 
 
 def _tick(group: Group, several: bool) -> str:
-    load = words.load_name(group.load)
+    load = words.load_words(group.load)
     return f"{style.plain(group.engine)}\n{load}" if several else load
 
 
@@ -315,7 +315,7 @@ def gaps(group: Group, cells: Sequence[CellData]) -> Plot | None:
 
 def _name_load(figure: Figure, group: Group) -> None:
     """Engine and load above the figure, which is also looked at by itself."""
-    load = words.load_name(group.load)
+    load = words.load_words(group.load)
     name = f"{style.plain(group.engine)}, {load}"
     figure.suptitle(name, x=0.01, ha="left", fontsize=9.5)
 

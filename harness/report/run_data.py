@@ -13,16 +13,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from harness.errors import UsageError
+from harness.findings import Caution, CellSummary, Summary
 from harness.records import (
     SCHEMA_VERSION,
-    Caution,
     Cell,
-    CellSummary,
     EngineCounters,
     LaunchRecord,
     LoadPoint,
     Manifest,
-    Summary,
     Timeline,
     Variant,
 )

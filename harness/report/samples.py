@@ -35,9 +35,9 @@ def read_samples(path: Path) -> Samples:
     import numpy as np
 
     from harness.measure.metrics import e2el_s, icl_s, tpot_s, ttft_s
-    from harness.measure.parquet import read_table
+    from harness.measure.parquet import read_requests
 
-    table = read_table(path, COLUMNS)
+    table = read_requests(path, COLUMNS)
     ttft, tpot, e2el = (
         values[np.isfinite(values)] for values in (f(table.ok) for f in (ttft_s, tpot_s, e2el_s))
     )

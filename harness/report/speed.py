@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.records import Interval, LoadPoint, Prediction, Speed, Summary
+from harness.findings import Interval, Prediction, Speed, Summary
+from harness.records import LoadPoint
 from harness.report import words
 
 FACTOR_COLUMNS = ("factor", "baseline", "speculative", "ratio (interval)")

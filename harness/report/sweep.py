@@ -13,7 +13,7 @@ from harness.analyse.sweep import NO_DRAFTER, Best, Outlook, Point, Sweep
 from harness.errors import UsageError
 from harness.report import speed, style, words
 from harness.report.style import Plot
-from harness.report.templating import TEMPLATES, templates, write_whole
+from harness.report.templating import page_templates, write_plots, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,7 @@ def sentences(found: Sweep) -> list[str]:
 def best_sentence(best: Best) -> str:
     """Who is best, by how much, and among how many; or between whom it stays undecided."""
     where = ", ".join(
-        [words.one_line(best.engine, 60), *map(_short, best.condition), words.load_name(best.load)]
+        [words.one_line(best.engine, 60), *map(_short, best.condition), words.load_words(best.load)]
     )
     gain = speed.ratio(best.speedup)
     among = (
@@ -107,7 +107,7 @@ def rows(found: Sweep) -> list[list[str]]:
     return [
         [
             words.one_line(f"{p.engine}, {p.setting}" if several else p.setting, 80),
-            words.load_name(p.load),
+            words.load_words(p.load),
             "void" if p.void is not None else speed.ratio(p.speedup),
             words.number(p.output_tokens_per_s),
             _forced(p),
@@ -135,7 +135,7 @@ def outlook_tables(found: Sweep) -> list[dict[str, Any]]:
 
 
 def _outlook_name(outlook: Outlook) -> str:
-    parts = [outlook.engine, *map(_short, outlook.same), words.load_name(outlook.load)]
+    parts = [outlook.engine, *map(_short, outlook.same), words.load_words(outlook.load)]
     return words.one_line(", ".join(parts), 160)
 
 
@@ -195,7 +195,7 @@ def _series(found: Sweep, points: Sequence[Point]) -> dict[str, list[Point]]:
         rest = [_short(c) for c in choices[point.setting] if not c.startswith(f"{K}=")]
         if _k_of(found, point) is None:
             rest = []
-        lines.setdefault(", ".join([words.load_name(point.load), *rest]), []).append(point)
+        lines.setdefault(", ".join([words.load_words(point.load), *rest]), []).append(point)
     return lines
 
 
@@ -224,29 +224,23 @@ def write_report(folder: Path) -> Path:
 
     Raises `UsageError` where the folder is no sweep's.
     """
-    from markupsafe import Markup
-
     found = read(folder)
     drawn = plots(found)
-    place = folder / "plots"
-    place.mkdir(exist_ok=True)
-    for old in place.glob("*.svg"):
-        old.unlink()
-    for plot in drawn:
-        write_whole(place / f"{plot.name}.svg", style.standalone(plot.svg, plot.alt))
-    environment = templates(autoescape=True)
-    environment.filters["svg"] = Markup
-    page = environment.get_template("sweep.html.j2").render(
-        title=words.one_line(found.sweep_id, 120),
-        schema=words.one_line(found.schema_version, 20),
-        sentences=sentences(found),
-        columns=COLUMNS,
-        rows=rows(found),
-        plots=drawn,
-        outlook_columns=speed.PREDICTION_COLUMNS,
-        outlooks=outlook_tables(found),
-        runs=[(s.name, f"{s.run}/report.html") for s in found.settings],
-        css=Markup((TEMPLATES / "report.css").read_text("utf-8")),
+    write_plots(folder / "plots", drawn)
+    page = (
+        page_templates()
+        .get_template("sweep.html.j2")
+        .render(
+            title=words.one_line(found.sweep_id, 120),
+            schema=words.one_line(found.schema_version, 20),
+            sentences=sentences(found),
+            columns=COLUMNS,
+            rows=rows(found),
+            plots=drawn,
+            outlook_columns=speed.PREDICTION_COLUMNS,
+            outlooks=outlook_tables(found),
+            runs=[(s.name, f"{s.run}/report.html") for s in found.settings],
+        )
     )
     write_whole(folder / "report.html", page)
     return folder / "report.html"

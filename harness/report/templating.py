@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from harness.report.style import Plot, standalone
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -22,6 +25,25 @@ def templates(*, autoescape: bool) -> Environment:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
+
+
+def page_templates() -> Environment:
+    """Those of HTML pages, which bring their own style and ask nothing of the network."""
+    from markupsafe import Markup
+
+    environment = templates(autoescape=True)
+    environment.filters["svg"] = Markup
+    environment.globals["css"] = Markup((TEMPLATES / "report.css").read_text("utf-8"))
+    return environment
+
+
+def write_plots(folder: Path, plots: Sequence[Plot]) -> None:
+    """Write each figure by itself; those of an earlier report go."""
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.svg"):
+        old.unlink()
+    for plot in plots:
+        write_whole(folder / f"{plot.name}.svg", standalone(plot.svg, plot.alt))
 
 
 def write_whole(path: Path, text: str) -> None:

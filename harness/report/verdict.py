@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from harness.records import Integrity, Summary
+from harness.findings import Integrity, Summary
 from harness.report import view, words
-from harness.report.view import Group, MetricRow, PooledAcceptance
+from harness.report.pooled import PooledAcceptance
+from harness.report.view import Group, MetricRow
 
 Standing = Literal["better", "worse", "same", "undecided", "mixed", "void", "failed"]
 
@@ -65,7 +66,7 @@ def _engine(engine: str, groups: list[Group], *, forced: bool) -> str:
         return (
             f"{name}: {NO_VERDICT}acceptance was forced and tells nothing of the drafter; "
             f"{words.ratio(row.ratio, row.ci_low, row.ci_high)} the speed of no speculation at "
-            f"{words.load_name(group.load)}."
+            f"{words.load_words(group.load)}."
         )
     if not told:
         return f"{name}: {NO_VERDICT}{_without_comparison(groups)}."
@@ -89,7 +90,7 @@ def _compared(group: Group) -> MetricRow | None:
 
 
 def _speed(group: Group, row: MetricRow) -> str:
-    where = f"at {words.load_name(group.load)}"
+    where = f"at {words.load_words(group.load)}"
     value = words.ratio(row.ratio, row.ci_low, row.ci_high)
     bracket = value.replace(" (", ", ").rstrip(")")
     if row.corrected_away and row.corrected is not None:
@@ -142,7 +143,7 @@ def _without_comparison(groups: list[Group]) -> str:
     label, other = ("without", "with") if variant == "baseline" else ("with", "without")
     figure = f"{words.number(value)} output tokens/s {label} speculation"
     only = f", nothing measured {other} it" if {item[0] for item in known} == {variant} else ""
-    return f"{figure} at {words.load_name(group.load)}{only}"
+    return f"{figure} at {words.load_words(group.load)}{only}"
 
 
 def _with_failure(sentence: str, summary: Summary) -> str:

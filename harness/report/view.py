@@ -13,23 +13,27 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from harness.analyse.integrity import total
-from harness.records import (
-    VARIANTS,
-    Acceptance,
-    CategoryFigures,
+from harness.findings import (
     Caution,
     CellSummary,
     Comparison,
     Distribution,
     Integrity,
-    LoadPoint,
     Metrics,
     Summary,
-    Variant,
     VariantEstimate,
     Verdict,
 )
+from harness.records import VARIANTS, LoadPoint, Variant
 from harness.report import words
+from harness.report.pooled import (
+    Accuracy,
+    CategorySide,
+    PooledAcceptance,
+    pool_acceptance,
+    pool_accuracy,
+    pool_category,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,39 +72,6 @@ class MetricRow:
             return False
         low, high = self.corrected
         return (self.ci_low > 1 or self.ci_high < 1) and low <= 1 <= high
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledAcceptance:
-    """Acceptance of a group's speculative cells, from pooled counts."""
-
-    rate: float | None
-    length: float | None
-    drafts: int
-    drafted: int | None
-    accepted: int
-    per_position: tuple[float, ...]
-    conditional: tuple[float | None, ...]
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Accuracy:
-    """Right answers of one variant: `rate` over `n` answers that could be judged."""
-
-    rate: float | None
-    n: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class CategorySide:
-    """One variant's figures in one category, its cells pooled; seconds."""
-
-    ok: int
-    requests: int
-    tpot_s: float | None
-    acceptance_length: float | None
-    accuracy: Accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +115,7 @@ class Group:
     @property
     def name(self) -> str:
         """The engine and its load in the reader's words."""
-        return f"{words.one_line(self.engine, 80)}, {words.load_name(self.load)}"
+        return f"{words.one_line(self.engine, 80)}, {words.load_words(self.load)}"
 
     def row(self, key: str) -> MetricRow | None:
         """The row of metric `key`, or None."""
@@ -211,7 +182,7 @@ def _group(engine: str, load: LoadPoint, cells: list[CellSummary], summary: Summ
         rows=tuple(_row(spec, sides, mine.get(spec.key)) for spec in METRICS),
         acceptance=pool_acceptance([c.acceptance for c in speculative if c.acceptance]),
         integrity=total([c.integrity for c in speculative]),
-        accuracy={v: _pool_accuracy(side) for v, side in sides.items()},
+        accuracy={v: pool_accuracy(side) for v, side in sides.items()},
         quantiles={v: _quantiles(side) for v, side in sides.items()},
         method=next((c.method for c in mine.values()), None),
         blocks={v: sum(c.metrics is not None for c in side) for v, side in sides.items()},
@@ -280,62 +251,6 @@ def _mean_of(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def pool_acceptance(parts: Sequence[Acceptance]) -> PooledAcceptance | None:
-    """Pool the counts of several cells; None where no cell has any draft.
-
-    A position's count is taken from the source that the cell relied on, else from its rate times
-    its drafts. A cell without positions makes the pooled positions unknown rather than too low.
-    """
-    parts = [part for part in parts if part.drafts > 0]
-    if not parts:
-        return None
-    drafts = sum(part.drafts for part in parts)
-    accepted = sum(part.accepted for part in parts)
-    drafted = None
-    if all(part.drafted is not None for part in parts):
-        drafted = sum(part.drafted or 0 for part in parts)
-    positions = [_position_counts(part) for part in parts]
-    marginal: tuple[float, ...] = ()
-    if all(positions):
-        width = max(len(p) for p in positions)
-        padded = [(*p, *([0.0] * (width - len(p)))) for p in positions]
-        marginal = tuple(sum(column) / drafts for column in zip(*padded, strict=True))
-    return PooledAcceptance(
-        rate=accepted / drafted if drafted else None,
-        length=1 + accepted / drafts,
-        drafts=drafts,
-        drafted=drafted,
-        accepted=accepted,
-        per_position=marginal,
-        conditional=_conditional(marginal),
-        sources=tuple(dict.fromkeys(part.source for part in parts)),
-    )
-
-
-def _position_counts(part: Acceptance) -> tuple[float, ...]:
-    counts = part.sources.get(part.source)
-    if counts is not None and counts.per_position and counts.drafts == part.drafts:
-        return tuple(float(value) for value in counts.per_position)
-    return tuple(rate * part.drafts for rate in part.per_position or ())
-
-
-def _conditional(marginal: Sequence[float]) -> tuple[float | None, ...]:
-    """c_i = p_i / p_(i-1) with p_(-1) = 1; None where the position before was never reached."""
-    before = (1.0, *marginal)
-    return tuple(p / q if q > 0 else None for p, q in zip(marginal, before, strict=False))
-
-
-def _pool_accuracy(cells: Sequence[CellSummary]) -> Accuracy:
-    known = [
-        (cell.metrics.task_accuracy, cell.metrics.task_n)
-        for cell in cells
-        if cell.metrics is not None and not words.missing(cell.metrics.task_accuracy)
-    ]
-    n = sum(weight for _, weight in known)
-    right = sum((rate or 0.0) * weight for rate, weight in known)
-    return Accuracy(rate=right / n if n else None, n=n)
-
-
 def _requests(cells: Sequence[CellSummary]) -> tuple[int, int]:
     """Requests answered and requests failed."""
     known = [cell.metrics for cell in cells if cell.metrics is not None]
@@ -372,30 +287,11 @@ def _categories(
         return {}
     return {
         name: {
-            v: _category([c.categories[name] for c in side if name in c.categories])
+            v: pool_category([c.categories[name] for c in side if name in c.categories])
             for v, side in sides.items()
         }
         for name in names
     }
-
-
-def _category(parts: Sequence[CategoryFigures]) -> CategorySide | None:
-    """Pooled over blocks: counts added, mean times weighed by the answers they are of."""
-    if not parts:
-        return None
-    timed = [(p.tpot_s, p.ok) for p in parts if p.tpot_s is not None and p.ok]
-    counts = [p.acceptance for p in parts]
-    drafts = sum(c.drafts for c in counts if c is not None)
-    accepted = sum(c.accepted for c in counts if c is not None)
-    n = sum(p.task_n for p in parts)
-    right = sum((p.task_accuracy or 0.0) * p.task_n for p in parts)
-    return CategorySide(
-        ok=sum(p.ok for p in parts),
-        requests=sum(p.requests for p in parts),
-        tpot_s=sum(t * n for t, n in timed) / sum(n for _, n in timed) if timed else None,
-        acceptance_length=1 + accepted / drafts if drafts and None not in counts else None,
-        accuracy=Accuracy(rate=right / n if n else None, n=n),
-    )
 
 
 def cautions(summary: Summary) -> tuple[PlacedCaution, ...]:

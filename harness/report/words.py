@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 import re
 
-from harness.analyse.compare import DASH as DASH
-from harness.analyse.compare import load_words
+from harness.analyse.words import DASH as DASH
+from harness.analyse.words import load_words as load_words
 from harness.errors import one_line as one_line
-
-load_name = load_words
 
 
 def missing(value: float | None) -> bool:

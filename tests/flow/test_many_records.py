@@ -14,8 +14,9 @@ import pytest
 from many_records import CONCURRENCY, write_run
 
 from harness.analyse.bootstrap import figures
+from harness.findings import CellSummary, Summary
 from harness.measure.store import RunFolder
-from harness.records import CellSummary, RequestRecord, Summary
+from harness.records import RequestRecord
 
 REPO = Path(__file__).resolve().parents[2]
 FEW, MANY = 20_000, 1_000_000

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from harness.findings import Summary
 from harness.prepare import Request, prepare
 from harness.progress import PlainProgress
-from harness.records import Summary
 from harness.run import begin, measure
 
 RUNS = 20

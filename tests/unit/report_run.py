@@ -8,29 +8,31 @@ from typing import Any
 
 import msgspec
 
-from harness.measure.store import write_requests
-from harness.records import (
-    SCHEMA_VERSION,
+from harness.findings import (
     Acceptance,
     CategoryFigures,
     Caution,
-    Cell,
     CellSummary,
     Comparison,
     Distribution,
-    DraftCounts,
-    EngineCounters,
     Integrity,
-    LoadPoint,
-    Manifest,
     Metrics,
-    Phase,
-    RequestRecord,
     Summary,
-    Timeline,
-    Variant,
     VariantEstimate,
     Verdict,
+)
+from harness.measure.parquet import write_requests
+from harness.records import (
+    SCHEMA_VERSION,
+    Cell,
+    DraftCounts,
+    EngineCounters,
+    LoadPoint,
+    Manifest,
+    Phase,
+    RequestRecord,
+    Timeline,
+    Variant,
 )
 
 C1 = LoadPoint(mode="closed", concurrency=1, num_requests=24)

@@ -15,8 +15,9 @@ from harness.analyse.data import CellData, RunData
 from harness.analyse.integrity import compare_outputs, near_tie_bound
 from harness.analyse.lossless import engine_integrity, fisher, floor
 from harness.analyse.summary import summarise
+from harness.findings import Caution, Summary
 from harness.plan.schema import EngineSection, Plan
-from harness.records import Caution, RequestRecord, Summary, Tie, Ties
+from harness.records import RequestRecord, Tie, Ties
 
 FLOAT32 = Plan(engine=EngineSection(dtype="float32"))
 RIGHT = (1, 2, 3, 4, 5, 6)

@@ -15,7 +15,7 @@ from speed_records import Steps, answers, drafts_of, pair
 
 from harness.analyse.data import CellData
 from harness.analyse.predict import (
-    Measured,
+    MeasuredK,
     Unit,
     cost_at,
     estimate,
@@ -26,10 +26,11 @@ from harness.analyse.predict import (
 )
 from harness.analyse.speed import running_batch, speed_of, step_basis
 from harness.analyse.summary import summarise
+from harness.findings import Interval, Speed
 from harness.measure.metrics import cell_metrics
 from harness.measure.table import RequestTable
 from harness.plan.schema import Plan, SpeculativeSection
-from harness.records import DraftCounts, Interval, LoadPoint, Speed
+from harness.records import DraftCounts, LoadPoint
 from harness.report.verdict import verdict_sentences
 
 
@@ -229,8 +230,8 @@ def test_costs_follow_a_line_through_several_k_and_have_bounds_from_one() -> Non
     assert (beyond.low, beyond.high) == (pytest.approx(1.8), pytest.approx(2.2))
 
 
-def measured(k: int, costs: Sequence[float], rates: tuple[float, ...]) -> Measured:
-    return Measured(
+def measured(k: int, costs: Sequence[float], rates: tuple[float, ...]) -> MeasuredK:
+    return MeasuredK(
         k=k,
         units=tuple(Unit(key=(r, 0), rates=rates, cost=c) for r, c in enumerate(costs)),
     )
@@ -265,7 +266,7 @@ def test_one_measured_k_gives_bounds_that_hold_the_truth() -> None:
 
 def test_nothing_is_predicted_from_nothing_or_from_other_blocks() -> None:
     assert predictions([], confidence=0.95) == ()
-    apart = [Measured(k=k, units=(Unit(key=(k, 0), rates=(0.5,) * k, cost=1.0),)) for k in (1, 2)]
+    apart = [MeasuredK(k=k, units=(Unit(key=(k, 0), rates=(0.5,) * k, cost=1.0),)) for k in (1, 2)]
     assert predict(apart, 1, confidence=0.95) is None
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analyse import simulate, simulated
-from harness.analyse.bootstrap import FEWEST_STARTS, PairSums, figures, hierarchical, pair_sums
+from harness.analyse.bootstrap import BOOTSTRAP_STARTS, PairSums, figures, hierarchical, pair_sums
 from harness.analyse.data import CellData
 from harness.analyse.estimates import pooled_ratio
 from harness.analyse.simulated import PLAIN, PRECISION, REALISTIC
@@ -151,15 +151,15 @@ def test_with_two_starts_the_blocks_are_not_the_units() -> None:
 
 
 def test_many_starts_have_the_hierarchical_bootstrap_and_the_same_bytes() -> None:
-    first, second = planned(FEWEST_STARTS), planned(FEWEST_STARTS)
+    first, second = planned(BOOTSTRAP_STARTS), planned(BOOTSTRAP_STARTS)
     assert first == second
     assert b"hierarchical bootstrap-t" in first
-    assert b"hierarchical bootstrap-t" not in planned(FEWEST_STARTS - 1)
-    assert first != planned(FEWEST_STARTS, seed=2)
+    assert b"hierarchical bootstrap-t" not in planned(BOOTSTRAP_STARTS - 1)
+    assert first != planned(BOOTSTRAP_STARTS, seed=2)
 
 
 def test_a_run_that_stopped_early_keeps_the_interval_its_correction_is_for() -> None:
-    told = planned(FEWEST_STARTS, compare=CompareSection(precision=0.03))
+    told = planned(BOOTSTRAP_STARTS, compare=CompareSection(precision=0.03))
     assert b"hierarchical" not in told
     assert b"stopped by its width" in told
 

@@ -135,9 +135,10 @@ def test_an_overload_is_told_by_its_growth_and_by_refusals() -> None:
     look = look_of(calm, Slo(ttft_s=100.0), SEARCH)
     assert not look.overloaded
     assert look.met == look.of < 200
-    refused = timeline(interrupted="10 requests in a row failed, the last with: HTTP 429")
-    data = cell("baseline", 0, [failed(due_ns=0)], load=load, time=refused)
-    assert look_of(data, Slo(), SEARCH).overloaded
+    for given_up in (True, False):
+        ended = timeline(interrupted="its words decide nothing", given_up=given_up)
+        data = cell("baseline", 0, [failed(due_ns=0)], load=load, time=ended)
+        assert look_of(data, Slo(), SEARCH).overloaded is given_up
 
 
 def test_an_idle_server_that_misses_is_told_from_one_with_a_queue() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_scripted import Script, serve, stream, token
+from harness_scripted import Script, serve, stream, token, whole
 
 from harness.errors import VoidRun
 from harness.load.drive import Driven, _check, drive, workers_for
@@ -81,6 +81,18 @@ def test_every_request_is_made_once_however_many_processes_there_are(workers: in
     assert [f.worker for f in driven.client] == list(range(workers))
     assert tallies[-1] == Tally(done=20, failed=0, tokens=60)
     assert driven.interrupted is None
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_load_is_given_up_where_nothing_but_failures_comes(workers: int) -> None:
+    def refusing(number: int, body: dict[str, Any]) -> Any:
+        return [whole("503 Busy", "")]
+
+    with served(refusing) as url:
+        driven = load(url, count=200, workers=workers)
+    assert driven.given_up
+    assert "requests in a row failed" in (driven.interrupted or "")
+    assert len(driven.records) < 200
 
 
 def test_processes_begin_together_and_share_the_arrivals() -> None:

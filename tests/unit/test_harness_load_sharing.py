@@ -309,6 +309,7 @@ def test_a_server_without_token_counts_cannot_end_at_tokens() -> None:
         stop = Stop()
         load = LoadPoint(mode="closed", concurrency=1, num_output_tokens=100)
         await execute(Server(tokens=None), PLAIN, load, seed=0, stop=stop)
+        assert not stop.given_up
         return stop.reason
 
     assert "does not say how many tokens" in (asyncio.run(go()) or "")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from engines.base import SpecCounters
 from harness.errors import UsageError, VoidRun
+from harness.findings import Metrics
 from harness.measure import counters as counters_module
 from harness.measure.counters import CounterReader, CounterWindow, difference
 from harness.measure.environment import clock_anchor, environment, git_state, versions
@@ -36,17 +37,17 @@ from harness.measure.metrics import (
     tpot_s,
     ttft_s,
 )
+from harness.measure.parquet import read_requests, write_requests
 from harness.measure.store import (
     RunFolder,
-    read_requests,
     to_json,
     write_atomic,
-    write_requests,
 )
 from harness.progress import PlainProgress
-from harness.records import DraftCounts, EngineCounters, Metrics
+from harness.records import DraftCounts, EngineCounters
 from harness.report.tables import render_text
-from harness.run import analyse, resume, telling_how_to_go_on
+from harness.run import resume, telling_how_to_go_on
+from harness.stored import analyse
 
 
 def test_latencies_of_one_request() -> None:

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analyse.summary import summarise
+from harness.findings import Metrics
 from harness.measure.metrics import cell_metrics
 from harness.measure.steady import steady_window
 from harness.measure.table import RequestTable
-from harness.records import LoadPoint, Metrics, RequestRecord
+from harness.records import LoadPoint, RequestRecord
 
 
 def closed(concurrency: int) -> LoadPoint:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.measure.columns import Ints, Lists, Names
-from harness.measure.store import read_requests, write_requests
+from harness.measure.parquet import read_requests, write_requests
 from harness.measure.table import NAMES, RequestTable
 from harness.records import DraftCounts, RequestRecord
 

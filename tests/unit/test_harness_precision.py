@@ -12,6 +12,7 @@ from harness_records import counters, scaled, timeline
 from engines.catalog import adapter
 from harness import run
 from harness.errors import UsageError
+from harness.findings import Summary
 from harness.load.prompts.datasets import load_prompts
 from harness.measure.store import RunFolder
 from harness.options import parse_precision
@@ -20,7 +21,7 @@ from harness.plan.schema import CompareSection, Plan, WorkloadSection
 from harness.precision import by_engine, check_precision, grown
 from harness.prepare import Prepared, Request
 from harness.progress import PlainProgress
-from harness.records import VARIANTS, Cell, Summary, Variant
+from harness.records import VARIANTS, Cell, Variant
 
 
 def prepared(

@@ -30,6 +30,7 @@ from harness.plan.schema import (
 from harness.prepare import Prepared
 from harness.progress import PlainProgress
 from harness.records import VARIANTS, Cell, ParityRecord, RequestRecord
+from harness.stored import read_floor, read_golden, read_parity, read_ties
 
 Answer = Callable[[str, dict[str, Any]], tuple[int, Any]]
 RIGHT, WRONG = (1, 2, 3, 4), (1, 2, 9, 4)
@@ -123,18 +124,18 @@ def test_near_ties_are_asked_of_the_next_baseline(
     probes.ask_ties(ready, Here(), [first], folder)
     save(folder, second, wrong={1, 3})
     probes.ask_ties(ready, Here(), [second], folder)  # a baseline is still to come: not asked
-    assert [t.ties for t in probes.read_ties(folder)] == [()]
+    assert [t.ties for t in read_ties(folder)] == [()]
     save(folder, third)
     save(folder, fourth)
     probes.ask_ties(ready, Here(), [fourth], folder)
-    (ties,) = probes.read_ties(folder)
+    (ties,) = read_ties(folder)
     assert set(ties.cells) == {second.cell_id, third.cell_id}
     assert [(t.cell_id, t.index, t.position) for t in ties.ties] == [
         (second.cell_id, 1, 2), (second.cell_id, 3, 2),
     ]  # fmt: skip
     assert all(t.gap == pytest.approx(0.05) and t.asked == "baseline" for t in ties.ties)
     probes.ask_ties(ready, Here(), [fourth], folder)
-    assert probes.read_ties(folder) == [ties]  # each pair is asked about once
+    assert read_ties(folder) == [ties]  # each pair is asked about once
 
 
 def test_the_last_speculative_server_is_asked_where_no_baseline_comes(
@@ -147,7 +148,7 @@ def test_the_last_speculative_server_is_asked_where_no_baseline_comes(
     save(folder, base)
     save(folder, speculative, wrong={0})
     probes.ask_ties(ready, Here(), [speculative], folder)
-    (ties,) = probes.read_ties(folder)
+    (ties,) = read_ties(folder)
     assert [(t.gap, t.asked) for t in ties.ties] == [(pytest.approx(6.7), "speculative")]
 
 
@@ -160,7 +161,7 @@ def test_a_server_that_tells_nothing_leaves_gaps_unknown(
     save(folder, ready.cells[0])
     save(folder, ready.cells[1], wrong={0})
     probes.ask_ties(ready, Here(), ready.cells[1:], folder)
-    (ties,) = probes.read_ties(folder)
+    (ties,) = read_ties(folder)
     assert [t.gap for t in ties.ties] == [None]
     assert paths == ["/v1/chat/completions"]
     warm = prepared(structs.replace(plan, sampling=SamplingSection(temperature=0.5)))
@@ -187,7 +188,7 @@ def test_parity_is_asked_of_each_start_and_of_a_running_server_once(
         launch = folder.new_launch(f"{cell.variant}-r{cell.repeat}")
         probes.ask_parity(ready, Here(), cell, folder, launch)
     assert len(paths) == 4 * len(probes.PROMPTS)
-    found = probes.read_parity(folder)
+    found = read_parity(folder)
     assert len(found) == 4
     assert all(len(r.answers) == len(probes.PROMPTS) and r.note is None for r in found)
     attached = prepared(urls={"baseline": Here.url})
@@ -201,7 +202,7 @@ def test_a_server_without_log_probabilities_leaves_a_note(
     folder, ready = RunFolder(tmp_path), prepared()
     answering(monkeypatch, lambda path, body: (501, {}))
     probes.ask_parity(ready, Here(), ready.cells[0], folder, folder.new_launch("a"))
-    (record,) = probes.read_parity(folder)
+    (record,) = read_parity(folder)
     assert record.answers == ()
     assert record.note == "/v1/completions answers 501"
 
@@ -220,7 +221,7 @@ def test_a_plan_may_leave_the_questions_out(
     probes.ask_parity(ready, Here(), ready.cells[0], folder, folder.new_launch("a"))
     probes.ask_ties(ready, Here(), ready.cells[1:], folder)
     assert paths == []
-    assert probes.read_parity(folder) == probes.read_ties(folder) == []
+    assert read_parity(folder) == read_ties(folder) == []
 
 
 def checkpoint(folder: Path, *, weights: bytes = b"w" * 5000, config: str = "{}") -> Path:
@@ -259,7 +260,7 @@ def test_the_golden_file_is_the_plans_or_the_weights_own(
     assert probes.golden_of(ready) == golden()
     folder = RunFolder(tmp_path / "run")
     probes.keep_golden(ready, folder)
-    assert probes.read_golden(folder) == {"reference": golden()}
+    assert read_golden(folder) == {"reference": golden()}
     named = prepared(Plan(target=TargetSection(parity=str(tmp_path / "none.json"))))
     with pytest.raises(UsageError, match=r"none\.json: no such file"):
         probes.golden_of(named)
@@ -306,7 +307,7 @@ def test_the_floor_is_asked_once_in_the_second_start(
         save(folder, cell)
         floor.ask_again(ready, Here(), [cell], folder, PlainProgress())
     assert asked == [(1, ["p0", "p1", "p2", "p3"]), (4, ["p0", "p1", "p2", "p3"])]
-    own, other = floor.read_floor(folder)
+    own, other = read_floor(folder)
     assert own.cell.load == first.load
     assert other.cell.load.concurrency == 4
     assert first_divergence(own.records[:1], other.records[:1]) is None

@@ -20,6 +20,7 @@ from harness.plan.expand import expand
 from harness.plan.schema import CompareSection, LoadSection, Plan, WorkloadSection
 from harness.prepare import Prepared
 from harness.progress import PlainProgress
+from harness.stored import read_launches
 
 
 def prepared() -> Prepared:
@@ -55,11 +56,11 @@ def test_a_start_that_fails_says_why_in_its_record(
         raise error
         yield
 
-    monkeypatch.setattr(run, "serving", serving)
+    monkeypatch.setattr("harness.serving.serving", serving)
     folder, ready = RunFolder(tmp_path), prepared()
     with pytest.raises(type(error)):
         run.measure_launch(ready, ready.cells[:1], folder, PlainProgress())
-    (record,) = run.read_launches(folder)
+    (record,) = read_launches(folder)
     assert record.failure == told
 
 

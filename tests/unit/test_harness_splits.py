@@ -15,10 +15,11 @@ from harness.analyse.data import CellData
 from harness.analyse.profile import profiles
 from harness.analyse.splits import client_steps, engine_steps, split_acceptance
 from harness.analyse.summary import summarise
+from harness.findings import Split, SplitPart
 from harness.measure.store import RunFolder, to_json
 from harness.measure.table import RequestTable
 from harness.plan.schema import Plan, SpeculativeSection
-from harness.records import RequestRecord, Split, SplitPart
+from harness.records import RequestRecord
 
 
 def of(cells: list[CellData]) -> dict[str, Split]:

@@ -6,7 +6,8 @@ from harness_records import cell, counters, run_of
 from test_harness_acceptance import made_of
 
 from harness.analyse.summary import summarise
-from harness.records import DraftCounts, Summary
+from harness.findings import Summary
+from harness.records import DraftCounts
 from harness.report import view
 from harness.report.acceptance import acceptance_tables
 from harness.report.html import render_html

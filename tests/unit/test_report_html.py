@@ -18,7 +18,8 @@ import pytest
 import report_run as made
 
 from harness.errors import UsageError
-from harness.records import Caution, LaunchRecord, LoadPoint, Phase, Summary, Variant
+from harness.findings import Caution, Summary
+from harness.records import LaunchRecord, LoadPoint, Phase, Variant
 from harness.report.html import write_report
 from harness.report.markdown import escape, fence
 from harness.report.templating import write_whole

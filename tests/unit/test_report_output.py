@@ -6,7 +6,8 @@ import msgspec
 from msgspec import structs
 from report_run import summary
 
-from harness.records import Degenerate, DraftCounts, EngineIntegrity, ParityFinding, Summary
+from harness.findings import Degenerate, EngineIntegrity, ParityFinding, Summary
+from harness.records import DraftCounts
 from harness.report.output import output_rows
 
 GREEDY = EngineIntegrity(

@@ -9,7 +9,7 @@ import numpy as np
 import report_run as made
 
 from harness.measure import metrics
-from harness.measure.store import write_requests
+from harness.measure.parquet import write_requests
 from harness.report.samples import read_samples
 
 

@@ -12,7 +12,8 @@ import report_run as made
 
 from harness.analyse.sweep import Best, Outlook, Point, Sweep
 from harness.errors import UsageError
-from harness.records import SCHEMA_VERSION, Axis, Interval, Prediction, Setting, Speed
+from harness.findings import Interval, Prediction, Speed
+from harness.records import SCHEMA_VERSION, Axis, Setting
 from harness.report import html, speed, sweep, tables
 from harness.report.markdown import render_markdown
 from harness.report.page import make_page

@@ -11,7 +11,8 @@ import pytest
 import report_run as made
 from rich.console import Console
 
-from harness.records import Caution, Summary, Variant
+from harness.findings import Caution, Summary
+from harness.records import Variant
 from harness.report import tables
 
 

@@ -7,7 +7,7 @@ import pytest
 import report_run as made
 from msgspec import structs
 
-from harness.records import Integrity, Verdict
+from harness.findings import Integrity, Verdict
 from harness.report.verdict import standing, verdict_sentence
 
 TAIL = "; 55% of draft tokens accepted; output identical (48 of 48)."

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from harness.records import Caution, Integrity
+from harness.findings import Caution, Integrity
 from harness.report import view
+from harness.report.pooled import pool_acceptance
 
 COUNTS = st.lists(
     st.tuples(st.integers(1, 5000), st.lists(st.integers(0, 100), min_size=3, max_size=3)).map(
@@ -24,7 +25,7 @@ COUNTS = st.lists(
 
 @given(COUNTS)
 def test_acceptance_is_pooled_by_counts(cells: list[tuple[int, tuple[int, ...]]]) -> None:
-    pooled = view.pool_acceptance([made.acceptance(c, d) for d, c in cells])
+    pooled = pool_acceptance([made.acceptance(c, d) for d, c in cells])
     assert pooled is not None
     drafts = sum(d for d, _ in cells)
     accepted = sum(sum(c) for _, c in cells)
@@ -44,7 +45,7 @@ def test_acceptance_is_pooled_by_counts(cells: list[tuple[int, tuple[int, ...]]]
 def test_positions_unknown_in_one_cell_are_unknown_in_the_pool() -> None:
     whole = made.acceptance()
     blind = structs.replace(whole, per_position=None, sources={"counters": None})
-    pooled = view.pool_acceptance([whole, blind])
+    pooled = pool_acceptance([whole, blind])
     assert pooled is not None
     assert pooled.per_position == ()
     assert pooled.drafts == 2000
@@ -55,15 +56,15 @@ def test_a_short_source_does_not_stand_for_the_cell() -> None:
     part = whole.sources["counters"]
     assert part is not None
     fewer = structs.replace(part, drafts=10, per_position=(1, 0, 0))
-    pooled = view.pool_acceptance([structs.replace(whole, sources={"counters": fewer})])
+    pooled = pool_acceptance([structs.replace(whole, sources={"counters": fewer})])
     assert pooled is not None
     assert pooled.per_position == pytest.approx((0.78, 0.48, 0.38))
 
 
 def test_no_drafts_is_no_acceptance() -> None:
-    assert view.pool_acceptance([]) is None
+    assert pool_acceptance([]) is None
     none = structs.replace(made.acceptance(), drafts=0, accepted=0, drafted=0)
-    assert view.pool_acceptance([none]) is None
+    assert pool_acceptance([none]) is None
 
 
 def test_groups_follow_engine_and_load() -> None:

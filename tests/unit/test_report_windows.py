@@ -9,9 +9,11 @@ import msgspec
 import pytest
 import report_run as made
 
-from harness.records import CategoryFigures, DraftCounts, Steady, Summary
+from harness.findings import CategoryFigures, Steady, Summary
+from harness.records import DraftCounts
 from harness.report import tables, view
 from harness.report.html import write_report
+from harness.report.rows import category_rows, quality_rows
 
 RULE = "opens when the first answer at 4 under way has ended"
 
@@ -62,7 +64,7 @@ def test_the_window_and_its_rule_are_shown() -> None:
 def test_goodput_dropped_and_late_requests_are_shown_where_there_are_any() -> None:
     told = summary(goodput_share=0.875, goodput_per_s=1.5, requests_dropped=3, requests_late=2)
     (group,) = view.groups(told)
-    rows = {label: (b, s) for label, b, s in tables.quality_rows(group)}
+    rows = {label: (b, s) for label, b, s in quality_rows(group)}
     assert rows["met the service levels"] == ("87.5%", "87.5%")
     assert rows["goodput, requests/s"] == ("1.50", "1.50")
     assert rows["dropped requests"] == ("6 of 54", "6 of 54")
@@ -71,7 +73,7 @@ def test_goodput_dropped_and_late_requests_are_shown_where_there_are_any() -> No
 
 def test_categories_pool_counts_and_do_not_average_ratios() -> None:
     (group,) = view.groups(summary())
-    assert tables.category_rows(group)[0] == [
+    assert category_rows(group)[0] == [
         "code", "48 of 48", "20.0", "10.0", "0.50x", "1.86", "50.0%", "50.0%"
     ]  # fmt: skip
     assert "By category" in tables.render_text(summary())

@@ -105,7 +105,7 @@ def test_units() -> None:
     ],
 )
 def test_load_names(load: LoadPoint, said: str) -> None:
-    assert words.load_name(load) == said
+    assert words.load_words(load) == said
 
 
 @given(st.text(), st.text())

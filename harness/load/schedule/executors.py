@@ -34,15 +34,20 @@ AT_ONCE = 32
 
 
 class Stop:
-    """Why a cell must end early; set once, by whoever notices first."""
+    """Why a cell must end early; set once, by whoever notices first.
+
+    `given_up`: because nothing but failures came.
+    """
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self.given_up = False
         self._event = asyncio.Event()
 
-    def set(self, reason: str) -> None:
+    def set(self, reason: str, *, given_up: bool = False) -> None:
         """End the cell; only the first reason is kept."""
-        self.reason = self.reason or reason
+        if self.reason is None:
+            self.reason, self.given_up = reason, given_up
         self._event.set()
 
     async def wait(self) -> None:
@@ -84,7 +89,8 @@ class Ledger:
                 )
         if self.failed_in_a_row >= self._patience:
             self._stop.set(
-                f"{self.failed_in_a_row} requests in a row failed, the last with: {record.error}"
+                f"{self.failed_in_a_row} requests in a row failed, the last with: {record.error}",
+                given_up=True,
             )
         if self._on_done is not None:
             self._on_done(record)
