@@ -53,16 +53,16 @@ class Destination(str, Enum):  # noqa: UP042
 
 
 Folder = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of the draft model.")]
-TargetFolder = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the target model.")]
+TargetFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the target model.")
+]
 Ids = Annotated[
     Convention | None,
     typer.Option(help="How the folder's layer ids are counted, where it does not say."),
 ]
 LayerIds = Annotated[
     str | None,
-    typer.Option(
-        metavar="ID,ID…", help="The layer ids, as 2,30,58, where the folder names none."
-    ),
+    typer.Option(metavar="ID,ID…", help="The layer ids, as 2,30,58, where the folder names none."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
