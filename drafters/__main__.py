@@ -80,7 +80,7 @@ def inspect(
     layer_ids: LayerIds = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a folder is, from its config and the headers of its weights."""
+    """Say what a folder is. From its config and the headers of its weights."""
     with _mistakes():
         from drafters.inspection import inspect as look
         from drafters.inspection import lines
@@ -105,7 +105,7 @@ def validate(
     strict: Annotated[bool, typer.Option(help="Warnings fail too.")] = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Check every tensor, the config against the target, and what engines make of it.
+    """Check tensors, config, and what engines make of them. The config against the target.
 
     Ends with 1 where something is wrong, with 2 where the command is.
     """
@@ -138,7 +138,7 @@ def convert(
     layer_ids: LayerIds = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a folder anew for an engine or for the speculators library; tensors keep their bytes.
+    """Write a folder anew for an engine or speculators. Tensors keep their bytes.
 
     Refused, with 2, where the result would compute something else.
     """
