@@ -53,14 +53,16 @@ class Destination(str, Enum):  # noqa: UP042
 
 
 Folder = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of the draft model.")]
-TargetFolder = Annotated[Path | None, typer.Option(help="Folder of the target model.")]
+TargetFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the target model.")
+]
 Ids = Annotated[
     Convention | None,
     typer.Option(help="How the folder's layer ids are counted, where it does not say."),
 ]
 LayerIds = Annotated[
     str | None,
-    typer.Option(help="The layer ids, as 2,30,58, where the folder names none."),
+    typer.Option(metavar="ID,ID…", help="The layer ids, as 2,30,58, where the folder names none."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -78,7 +80,7 @@ def inspect(
     layer_ids: LayerIds = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a folder is, from its config and the headers of its weights."""
+    """Say what a folder is. From its config and the headers of its weights."""
     with _mistakes():
         from drafters.inspection import inspect as look
         from drafters.inspection import lines
@@ -103,7 +105,7 @@ def validate(
     strict: Annotated[bool, typer.Option(help="Warnings fail too.")] = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Check every tensor, the config against the target, and what engines make of it.
+    """Check tensors, config, and what engines make of them. The config against the target.
 
     Ends with 1 where something is wrong, with 2 where the command is.
     """
@@ -130,13 +132,13 @@ def validate(
 def convert(
     path: Folder,
     to: Annotated[Destination, typer.Option(help="Who is to read the new folder.")],
-    out: Annotated[Path, typer.Option(help="The new folder.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")],
     target: TargetFolder = None,
     ids: Ids = None,
     layer_ids: LayerIds = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a folder anew for an engine or for the speculators library; tensors keep their bytes.
+    """Write a folder anew for an engine or speculators. Tensors keep their bytes.
 
     Refused, with 2, where the result would compute something else.
     """

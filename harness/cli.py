@@ -122,7 +122,7 @@ def capacity(
     out: Out = Path("results"),
     as_json: parameters.AnswerJson = False,
 ) -> None:
-    """Find the highest load at which the service levels hold, with and without a drafter."""
+    """Find the highest load that meets the service levels. With and without a drafter."""
     if by not in ("rate", "concurrency"):
         raise UsageError(f"--by {by}: give rate or concurrency")
     from harness.capacity import Wanted
@@ -160,7 +160,7 @@ def sweep(
     out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Measure every combination of values, such as --over speculative.k=1,3; name the best."""
+    """Measure every combination of values; name the best. Such as --over speculative.k=1,3."""
     from harness.progress import make_progress
     from harness.sweep import sweep as do_sweep
 
@@ -256,7 +256,7 @@ def calibrate(
     out: parameters.CalibrationOut = None,
     as_json: parameters.CalibrationJson = False,
 ) -> None:
-    """Measure this client's own error and cost against a server whose writes are timed."""
+    """Measure this client's own error and cost. Against a server whose writes are timed."""
     loads, carried = parse_counts("--streams", streams), parse_counts("--tokens", tokens)
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: no such folder; make it first")
@@ -296,7 +296,7 @@ def doctor(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say which kernels of a package a GPU has code for; exit 1 if something would fail."""
+    """Say which kernels of a package have code for a GPU. Exit 1 if something would fail."""
     from harness.doctor import kernels as look
     from harness.doctor import text_of
     from harness.measure.store import to_json

@@ -71,7 +71,7 @@ def demo(
     ] = False,
     root: Annotated[Path | None, typer.Option(help="Folder to keep pairs in.")] = None,
 ) -> None:
-    """Make or find a small target and an EAGLE-3 drafter for it; prints their folder."""
+    """Make or find the demo pair; print its folder. A small target and an EAGLE-3 drafter."""
     from training.demo import pair
 
     configs = pair.configs(target.value, drafter.value)
@@ -118,7 +118,7 @@ def generate(
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Samples: the target's own answers to the plan's prompts, through a running engine."""
+    """Samples: the target's own answers to the plan's prompts. A running engine gives them."""
     _stage("generate", Given(plan, out, sets, as_json))
 
 
@@ -151,7 +151,7 @@ def train(
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the drafter; goes on from the last checkpoint where there is one."""
+    """Train the drafter. Goes on from the last checkpoint where there is one."""
     _stage("train", Given(plan, out, sets, as_json))
 
 
@@ -184,7 +184,7 @@ def evaluate(
         typer.Option(metavar="URL", help="A server that serves the drafter: --engine openai."),
     ] = None,
 ) -> None:
-    """Expected acceptance offline beside what the engines accept, on the same prompts."""
+    """Expected acceptance beside what engines accept. Both on the same held-out prompts."""
     named = engine or ()
     sets = [*(sets or ()), *([f"evaluate.engines={','.join(named)}"] if named else ())]
     if drafter is None:
@@ -208,7 +208,7 @@ def export(
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The best checkpoint in every engine's format, validated and loaded."""
+    """The best checkpoint in every engine's format. Validated, and loaded."""
     _stage("export", Given(plan, out, sets, as_json))
 
 
@@ -223,7 +223,7 @@ def pipeline(
         typer.Option("--dry-run", help="Only estimate memory, disk and time; nothing is started."),
     ] = False,
 ) -> None:
-    """Every stage from one plan; finished ones are kept, the rest goes on where it stopped."""
+    """Every stage from one plan. Finished ones are kept; the rest goes on where it stopped."""
     from training import pipeline as story
     from training.plan import read_plan
 

@@ -92,7 +92,8 @@ def passed_gate(folder: Path, stage: str) -> Gate:
     gate = read_gate(folder)
     if gate is None:
         raise UsageError(
-            f"{folder}: the stage {stage} has not ended; run `python -m training {stage}` first"
+            f"{folder}: the stage {stage} has not ended; "
+            f"run `python -m training {stage}` with this --plan and --out first"
         )
     if not gate.passed:
         failed = next(check for check in gate.checks if not check.passed)

@@ -118,6 +118,8 @@ def _log_mean(
     starts = starts_of(blocks)
     if len(starts) == 1:
         found = log_mean([math.log(p.candidate / p.baseline) for p in blocks])
+        if len(blocks) == 1:
+            return found, "one pair of blocks, which has no interval"
         return found, f"{len(blocks)} paired blocks of one start, {{}} t interval on the log scale"
     if len(starts) < BOOTSTRAP_STARTS or plan.get("precision") is not None:
         logs = [log_mean([math.log(p.candidate / p.baseline) for p in own]).mean for own in starts]

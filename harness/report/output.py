@@ -65,7 +65,7 @@ def _degenerate(summary: Summary, engine: str) -> Iterable[str]:
         )
         if whole is None:
             continue
-        text = f"{variant}: {words.share(whole.degenerate, whole.judged)}"
+        text = f"{variant}: {words.share(whole.degenerate, whole.judged)}, of those long enough"
         looped, sane = lengths(whole)
         if whole.degenerate and looped is not None:
             text += (
@@ -84,7 +84,7 @@ def _parity(summary: Summary, engine: str) -> Iterable[str]:
             yield f"{where}: nothing could be compared"
             continue
         verdict = "another model" if f.differs else "the same"
+        apart = "below 0.0001" if 0 < f.difference < 1e-4 else words.number(f.difference, 2)
         yield (
-            f"{where}: {verdict}, {words.number(f.difference, 2)} nats on average of "
-            f"{f.tokens:,d} (allowed {f.bound:g})"
+            f"{where}: {verdict}, {apart} nats on average of {f.tokens:,d} (allowed {f.bound:g})"
         )
