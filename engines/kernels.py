@@ -29,6 +29,8 @@ _SHARED_OBJECT = re.compile(r"\.so(\.\d+)*$")
 _ARCH = re.compile(r"(?:sm_|compute_)?(\d{1,3})(?:\.(\d))?([af]?)")
 _LISTED = re.compile(r"\.(?:sm|compute)_(\d+[af]?)\.(?:cubin|ptx)\s*$", re.M)
 _SECTION = b".nv_fatbin"
+OLDEST = 3
+"""The oldest major that CUDA has known for years: 12 without its minor is no 1.2."""
 _ELF64 = struct.Struct("<4sB35xQ10xHH2x")
 """A header's magic and word size, where its section table lies, and the entries' size and count."""
 
@@ -60,10 +62,11 @@ def parse_arch(text: str) -> Arch:
         digits, minor, suffix = found.groups()
         if minor is not None:
             return Arch(int(digits), int(minor), suffix)
-        if len(digits) > 1:
+        if len(digits) > 1 and int(digits[:-1]) >= OLDEST:
             return Arch(int(digits[:-1]), int(digits[-1]), suffix)
     raise EngineUsageError(
-        f"--arch {text}: no compute capability; write it as 12.0 (RTX PRO 6000), 9.0 (H200)"
+        f"--arch {text}: no compute capability; write it as major.minor, such as 12.0 (RTX PRO "
+        "6000) or 9.0 (H200)"
     )
 
 

@@ -93,4 +93,15 @@ def text_of(report: KernelReport) -> str:
             lines.append(f"      {o.note}")
     if not any(o.ptx for o in report.objects):
         lines.append("\nno PTX: nothing of it can be compiled for a newer GPU by the driver")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", conclusion(report)]) + "\n"
+
+
+def conclusion(report: KernelReport) -> str:
+    """What follows of all objects together, in one line."""
+    missing = [Path(o.path).name.partition(".")[0] for o in report.objects if o.note and o.loaded]
+    if report.fails:
+        fatal = [Path(o.path).name.partition(".")[0] for o in report.objects if o.fails]
+        return f"it cannot serve on {report.arch}: {', '.join(fatal)} would fail"
+    if missing:
+        return f"it can serve on {report.arch}, without what needs {', '.join(missing)}"
+    return f"everything in it has code for {report.arch}"
