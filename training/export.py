@@ -28,9 +28,10 @@ from harness.measure.metrics import acceptance_rate, pool
 from training.evaluation.online import Serving, ask_engine, check_engine
 from training.evaluation.prompts import context_of
 from training.evaluation.records import HeldOut, Offline
+from training.files import file_digest, write_record
 from training.folders import Stage, best_checkpoint, stage_folder
-from training.gate import Check, Gate, passed_gate, said, write_gate, write_whole
-from training.kept import begin_stage, file_digest
+from training.gate import Check, Gate, passed_gate, said, write_gate
+from training.kept import begin_stage
 from training.plan import TrainingPlan
 from training.progress import note
 from training.targets import target_folder
@@ -83,8 +84,7 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
         target=str(target),
         exports=tuple(exports),
     )
-    data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-    write_whole(folder / MANIFEST, data)
+    write_record(folder / MANIFEST, manifest)
     gate = Gate.of(STAGE, (*loaded, *checks), output=file_digest(folder / MANIFEST), inputs=inputs)
     write_gate(folder, gate)
     if not gate.passed:

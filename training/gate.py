@@ -6,13 +6,13 @@ from by digest, so that a stage made from other inputs is known to be stale.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from harness.errors import GateFailed, UsageError
+from training.files import read_record, write_record
 
 GATE = "gate.json"
 
@@ -59,29 +59,12 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_gate(folder: Path, gate: Gate) -> None:
     """The last file of a stage."""
-    data = msgspec.json.format(msgspec.json.encode(gate), indent=2) + b"\n"
-    write_whole(folder / GATE, data)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is whole or not there: beside it, synced, then renamed."""
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    write_record(folder / GATE, gate)
 
 
 def read_gate(folder: Path) -> Gate | None:
     """A stage's gate, None where the stage has not ended. Raises `UsageError`."""
-    path = folder / GATE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Gate)
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); run the stage again") from None
+    return read_record(folder / GATE, Gate, "run the stage again")
 
 
 def passed_gate(folder: Path, stage: str) -> Gate:

@@ -7,7 +7,6 @@ pass for a whole.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import msgspec
 
 from harness.errors import GateFailed, UsageError
-from training.gate import Gate, read_gate, said, write_whole
+from training.files import read_record, write_record
+from training.gate import Gate, read_gate, said
 
 RECORD = "stage.json"
-_CHUNK = 1 << 24
 
 
 class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +38,10 @@ def begin_stage(
     """
     plain = msgspec.json.decode(msgspec.json.encode(dict(sections)))
     wanted = StageRecord(stage=stage, sections=plain, inputs=dict(inputs))
-    found = _read(folder)
+    found = read_record(folder / RECORD, StageRecord, "remove the folder")
     if found is None:
         folder.mkdir(parents=True, exist_ok=True)
-        data = msgspec.json.format(msgspec.json.encode(wanted), indent=2) + b"\n"
-        write_whole(folder / RECORD, data)
+        write_record(folder / RECORD, wanted)
         return None
     _check_same(folder, found, wanted)
     gate = read_gate(folder)
@@ -54,16 +52,6 @@ def begin_stage(
             "it again"
         )
     return gate
-
-
-def _read(folder: Path) -> StageRecord | None:
-    path = folder / RECORD
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=StageRecord)
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); remove the folder") from None
 
 
 def _check_same(folder: Path, found: StageRecord, wanted: StageRecord) -> None:
@@ -91,20 +79,3 @@ def _first_difference(name: str, was: Any, now: Any) -> tuple[str, Any, Any]:
 def _short(value: Any) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 60 else f"{text[:59]}…"
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file's bytes."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def folder_digest(folder: Path, patterns: tuple[str, ...] = ("*.json", "*.safetensors")) -> str:
-    """One digest of a checkpoint's files, by name and content."""
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
-        digest.update(f"{path.name} {file_digest(path)}\n".encode())
-    return digest.hexdigest()

@@ -20,8 +20,9 @@ import msgspec
 from engines.base import ServeSpec
 from engines.catalog import adapter as adapter_named
 from harness.errors import GateFailed, HarnessError, UsageError
+from training.files import read_record, record_bytes, write_record
 from training.folders import MODULES, STAGES, Stage, best_checkpoint, stage_folder
-from training.gate import Check, Gate, read_gate, said, write_whole
+from training.gate import Check, Gate, read_gate, said
 from training.plan import TrainingPlan
 from training.progress import note
 
@@ -140,19 +141,12 @@ def _spent(out: Path, stage: Stage, seconds: float, *, ended: bool) -> None:
     times = read_times(out)
     took = times.stages.get(stage, Took())
     stages = {**times.stages, stage: Took(seconds=took.seconds + seconds, ended=ended)}
-    data = msgspec.json.format(msgspec.json.encode(Times(stages=stages)), indent=2) + b"\n"
-    write_whole(out / RECORD, data)
+    write_record(out / RECORD, Times(stages=stages))
 
 
 def read_times(out: Path) -> Times:
     """What each stage took; nothing where it was never said. Raises `UsageError`."""
-    path = out / RECORD
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Times)
-    except FileNotFoundError:
-        return Times()
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); remove it") from None
+    return read_record(out / RECORD, Times, "remove it") or Times()
 
 
 def outcome(plan: TrainingPlan, out: Path) -> Outcome:
@@ -202,7 +196,7 @@ def next_command(plan: TrainingPlan, out: Path) -> str:
 def show(found: Outcome, *, as_json: bool) -> None:
     """The table on standard output, its last line the training's folder."""
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+        sys.stdout.write(record_bytes(found).decode())
         print(found.folder, file=sys.stderr, flush=True)
     else:
         sys.stdout.write(table(found))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import msgspec
-
+from training.files import record_bytes
 from training.gate import Gate, said
 
 REPORT = "report.txt"
@@ -19,7 +18,7 @@ def show_gate(gate: Gate, folder: Path, *, as_json: bool) -> None:
     With `as_json` standard output holds the gate alone, and the folder goes to standard error.
     """
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(gate), indent=2).decode() + "\n")
+        sys.stdout.write(record_bytes(gate).decode())
         print(folder, file=sys.stderr, flush=True)
     else:
         report = folder / REPORT

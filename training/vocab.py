@@ -15,10 +15,10 @@ import msgspec
 
 from drafters.headers import read_headers
 from harness.errors import GateFailed, UsageError
+from training.files import locked, read_record, write_record, write_whole
 from training.folders import VOCAB_FILE, Stage, stage_folder
-from training.gate import Check, Gate, passed_gate, read_gate, said, write_gate, write_whole
+from training.gate import Check, Gate, passed_gate, read_gate, said, write_gate
 from training.generate.made_from import differences
-from training.generate.shards import locked
 from training.generate.text import TargetText, read_text, vocab_size
 from training.plan import TrainingPlan
 from training.progress import note
@@ -166,9 +166,7 @@ def _write(folder: Path, plan: TrainingPlan, job: _Job) -> Gate:
         note(f"vocab: the draft vocabulary is the target's whole one of {vocabulary:,}: no file")
     else:
         write_whole(path, vocabulary_file(kept, vocabulary))
-    write_whole(
-        folder / COVERAGE, msgspec.json.format(msgspec.json.encode(coverage), indent=2) + b"\n"
-    )
+    write_record(folder / COVERAGE, coverage)
     gate = Gate.of(
         STAGE,
         _checks(coverage, job, kept, plan.vocab.least_coverage),
@@ -301,14 +299,10 @@ def _limit(gate: Gate) -> float | int | str | None:
 
 def _check_same(folder: Path, made: MadeFrom) -> None:
     """Raise `UsageError` where the folder holds what was made from something else."""
-    path = folder / COVERAGE
-    try:
-        before = msgspec.json.decode(path.read_bytes(), type=Coverage).made_from
-    except FileNotFoundError:
+    before = read_record(folder / COVERAGE, Coverage, "remove that folder")
+    if before is None:
         return
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); remove that folder") from None
-    old, new = (_words(msgspec.to_builtins(one)) for one in (before, made))
+    old, new = (_words(msgspec.to_builtins(one)) for one in (before.made_from, made))
     changed = list(differences(old, new))
     if changed:
         raise UsageError(

@@ -14,9 +14,10 @@ from harness.records import DraftCounts
 from training.evaluation.compare import checks, offline_row, online_row, table
 from training.evaluation.prompts import of_samples
 from training.evaluation.records import Asked, Offline, Online, Walked
+from training.files import folder_digest
 from training.gate import Check, Gate, read_gate, write_gate
 from training.held_out import held_out_prompts
-from training.kept import begin_stage, folder_digest
+from training.kept import begin_stage
 from training.plan import EvaluateSection, TrainingPlan, read_plan
 
 K = 3

@@ -14,7 +14,8 @@ import msgspec
 
 from engines.capture.target import TargetFacts, final_norm
 from training.capture.inputs import Row
-from training.capture.store import StatesIndex, file_sha256
+from training.capture.store import StatesIndex
+from training.files import file_digest
 from training.gate import Check
 from training.states import SampleStates, StoredStates
 
@@ -26,7 +27,6 @@ QUANTILE = 0.01
 LIKELY = 50
 """A token sampled at a temperature is among this many of the target's likeliest, as a rule."""
 HEAD_ROWS = 16384
-SCAN_ROWS = 8192
 NORM_TOLERANCE = 0.1
 FP8_ERROR = 0.05
 
@@ -202,7 +202,7 @@ def stored_checks(
     folder: Path, index: StatesIndex, stored: StoredStates | None, rows: Sequence[Row]
 ) -> list[Check]:
     """What is measured of every stored row: checksums, samples, token ids, zeros, numbers."""
-    damaged = [s.file for s in index.shards if file_sha256(folder / s.file) != s.sha256]
+    damaged = [s.file for s in index.shards if file_digest(folder / s.file) != s.sha256]
     checks = [
         _none("checksums", damaged, f"damaged shards of {len(index.shards)}", _RECAPTURE),
     ]

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from drafters.validate import check_fit
 from engines.checkpoint import check_named
 from engines.reference.config import read_config
-from harness.errors import GateFailed, UsageError
+from harness.errors import GateFailed
 from training.evaluation.compare import checks, offline_row, online_row, table
 from training.evaluation.offline import walk_offline
 from training.evaluation.online import Serving, ask_engine, check_engine
 from training.evaluation.prompts import context_of, of_samples, of_workload
 from training.evaluation.records import Evaluation, HeldOut, Offline, Online
+from training.files import (
+    file_digest,
+    folder_digest,
+    read_record,
+    write_record,
+    write_whole,
+)
 from training.folders import best_checkpoint, stage_folder
-from training.gate import Gate, passed_gate, said, write_gate, write_whole
-from training.kept import begin_stage, file_digest, folder_digest
+from training.gate import Gate, passed_gate, said, write_gate
+from training.kept import begin_stage
 from training.plan import TrainingPlan
 from training.progress import note
 from training.shown import REPORT
@@ -32,7 +38,6 @@ from training.targets import demo_prompts, target_folder
 STAGE = "evaluate"
 RESULT = "evaluation.json"
 TABLE = REPORT
-Part = TypeVar("Part", Offline, Online)
 
 
 def run(plan: TrainingPlan, work: Path, *, url: str | None = None) -> Gate:
@@ -97,7 +102,7 @@ def _run(
     if done is not None:
         note(f"evaluate: finished already in {folder}")
         return done
-    offline = _part(folder / "offline.json", Offline)
+    offline = read_record(folder / "offline.json", Offline, "remove it")
     if offline is None:
         offline = walk_offline(
             serving.target,
@@ -107,7 +112,7 @@ def _run(
             dtype=plan.engine.dtype,
             context=serving.context,
         )
-        _keep(folder / "offline.json", offline)
+        write_record(folder / "offline.json", offline)
     online = [_asked(name, serving, held, folder) for name in plan.evaluate.engines]
     return _conclude(plan, serving, folder, offline, online, inputs)
 
@@ -115,11 +120,11 @@ def _run(
 def _asked(name: str, serving: Serving, held: list[HeldOut], folder: Path) -> Online:
     """What an engine that was asked before the stage was interrupted said then, else now."""
     path = folder / name / "online.json"
-    found = _part(path, Online)
+    found = read_record(path, Online, "remove it")
     if found is None:
         path.parent.mkdir(parents=True, exist_ok=True)
         found = ask_engine(name, serving, held, path.parent)
-        _keep(path, found)
+        write_record(path, found)
     return found
 
 
@@ -146,7 +151,7 @@ def _conclude(
     )
     text = f"acceptance at k = {k}, {len(offline.answers)} held-out prompts, greedy\n"
     text += table(rows, k)
-    _keep(folder / RESULT, result)
+    write_record(folder / RESULT, result)
     write_whole(folder / TABLE, text.encode())
     gate = Gate.of(
         STAGE,
@@ -181,16 +186,3 @@ def _target_digest(target: Path) -> str:
     for path in sorted(target.glob("*.safetensors")):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
     return digest.hexdigest()
-
-
-def _keep(path: Path, record: msgspec.Struct) -> None:
-    write_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-
-
-def _part(path: Path, kind: type[Part]) -> Part | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{path}: cannot be read ({error}); remove it") from None

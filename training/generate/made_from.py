@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from harness.errors import UsageError, one_line
-from training.gate import write_whole
+from harness.errors import one_line
+from training.files import read_record, write_record
 from training.targets import target_digest
 
 BEGUN = "made_from.json"
@@ -38,22 +38,12 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_begun(folder: Path) -> Begun | None:
     """What the folder was begun from, None where nothing is there. Raises `UsageError`."""
-    path = folder / BEGUN
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Begun)
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UsageError(
-            f"{path}: cannot be read ({one_line(str(error), 120)}); give another --out, or remove "
-            "that folder"
-        ) from None
+    return read_record(folder / BEGUN, Begun, "give another --out, or remove that folder")
 
 
 def write_begun(folder: Path, begun: Begun) -> None:
     """Write it whole or not at all."""
-    data = msgspec.json.format(msgspec.json.encode(begun), indent=2) + b"\n"
-    write_whole(folder / BEGUN, data)
+    write_record(folder / BEGUN, begun)
 
 
 def changes(before: MadeFrom, now: MadeFrom) -> list[str]:

@@ -19,12 +19,13 @@ from harness.errors import GateFailed, UsageError
 from harness.load.prompts.datasets import load_prompts
 from harness.load.prompts.prompt import Prompt
 from harness.load.streaming.client import check_prompts
+from training.files import file_digest, locked, write_record
 from training.folders import Stage, stage_folder
-from training.gate import GATE, Gate, read_gate, said, write_gate, write_whole
+from training.gate import GATE, Gate, read_gate, said, write_gate
 from training.generate.made_from import Begun, MadeFrom, changes, read_begun, write_begun
 from training.generate.meter import Meter, Pace
 from training.generate.server import check_server, context_for, own_context, serving
-from training.generate.shards import ShardWriter, locked
+from training.generate.shards import ShardWriter
 from training.generate.stopping import stoppable
 from training.generate.text import TargetText, read_text
 from training.generate.wanted import Talk, Wanted, answered, talks, wanted_samples
@@ -188,8 +189,7 @@ def _collect(plan: TrainingPlan, folder: Path, job: _Job, left: list[Talk]) -> B
                 reason = collector.collect(left, meter)
             finally:
                 meter.close()
-                failures = msgspec.json.encode(collector.failures)
-                write_whole(folder / FAILURES, msgspec.json.format(failures) + b"\n")
+                write_record(folder / FAILURES, collector.failures)
         if reason is not None:
             failed = server.failed(reason)
             raise type(failed)(
@@ -260,8 +260,7 @@ def _judge(plan: TrainingPlan, folder: Path, job: _Job, begun: Begun) -> Gate:
         "shards": [_shard(path) for path in shard_paths(folder)],
         "output": found.output,
     }
-    encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    write_whole(folder / MANIFEST, encoded + b"\n")
+    write_record(folder / MANIFEST, manifest)
     write_gate(folder, gate)
     _tell(found.kept, found.samples, tokens, gate)
     return gate
@@ -276,12 +275,7 @@ def _failures(folder: Path) -> dict[str, str]:
 
 
 def _shard(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        return {
-            "name": path.name,
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": file_digest(path)}
 
 
 def _tell(kept: int, samples: int, tokens: dict[str, int], gate: Gate) -> None:

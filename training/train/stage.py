@@ -117,7 +117,7 @@ def _inputs(plan: TrainingPlan, work: Path) -> dict[str, str]:
         stage: passed_gate(stage_folder(work, stage), stage).output for stage in BEFORE
     }
     if plan.drafter.finetune is not None:
-        from training.kept import folder_digest
+        from training.files import folder_digest
 
         found["finetune"] = folder_digest(Path(plan.drafter.finetune).expanduser())
     return found
@@ -213,7 +213,7 @@ def read_vocabulary(path: Path, vocab_size: int) -> Tensor | None:
 
 def judged(job: Job, inputs: dict[str, str]) -> Gate:
     """The gate of a training that has ended."""
-    from training.kept import file_digest
+    from training.files import file_digest
     from training.train.checkpoints import best_of
     from training.train.examine import read_examination
     from training.train.metrics import read_metrics
