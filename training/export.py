@@ -23,14 +23,13 @@ from drafters.spec import DrafterError
 from drafters.validate import validate
 from engines.base import EngineUsageError
 from engines.reference.config import read_config
-from harness.errors import GateFailed
 from harness.measure.metrics import acceptance_rate, pool
 from training.evaluation.online import Serving, ask_engine, check_engine
 from training.evaluation.prompts import context_of
 from training.evaluation.records import HeldOut, Offline
 from training.files import file_digest, write_record
 from training.folders import Stage, best_checkpoint, stage_folder
-from training.gate import Check, Gate, passed_gate, said, write_gate
+from training.gate import Check, Gate, passed_gate, require, write_gate
 from training.kept import begin_stage
 from training.plan import TrainingPlan
 from training.progress import note
@@ -87,10 +86,7 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     write_record(folder / MANIFEST, manifest)
     gate = Gate.of(STAGE, (*loaded, *checks), output=file_digest(folder / MANIFEST), inputs=inputs)
     write_gate(folder, gate)
-    if not gate.passed:
-        failed = next(check for check in gate.checks if not check.passed)
-        raise GateFailed(f"{folder}: {STAGE}: {said(failed)}")
-    return gate
+    return require(gate, folder)
 
 
 def _written(

@@ -56,6 +56,11 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
             inputs=dict(sorted(inputs.items())),
         )
 
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that did not pass."""
+        return tuple(check for check in self.checks if not check.passed)
+
 
 def write_gate(folder: Path, gate: Gate) -> None:
     """The last file of a stage."""
@@ -77,10 +82,22 @@ def passed_gate(folder: Path, stage: str) -> Gate:
         raise UsageError(
             f"{folder}: the stage {stage} has not ended; run `python -m training {stage}` first"
         )
-    if not gate.passed:
-        failed = next(check for check in gate.checks if not check.passed)
-        raise GateFailed(f"{folder}: {stage} did not pass its gate: {said(failed)}")
-    return gate
+    return require(gate, folder)
+
+
+def require(gate: Gate, folder: Path, remedy: str = "") -> Gate:
+    """The gate of the stage in `folder` where it passed. Raises `GateFailed` with what failed."""
+    if gate.passed:
+        return gate
+    first, *others = gate.failed
+    more = f" (and {len(others)} more: {folder / GATE})" if others else ""
+    way_out = f"; {remedy}" if remedy else ""
+    raise GateFailed(f"{folder}: {gate.stage} did not pass its gate: {said(first)}{more}{way_out}")
+
+
+def check_line(check: Check) -> str:
+    """A check as a line of a list."""
+    return f"{'ok  ' if check.passed else 'FAIL'}  {said(check)}"
 
 
 def said(check: Check) -> str:

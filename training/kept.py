@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from harness.errors import GateFailed, UsageError
+from harness.errors import UsageError
 from training.files import read_record, write_record
-from training.gate import Gate, read_gate, said
+from training.gate import Gate, read_gate, require
 
 RECORD = "stage.json"
 
@@ -45,13 +45,7 @@ def begin_stage(
         return None
     _check_same(folder, found, wanted)
     gate = read_gate(folder)
-    if gate is not None and not gate.passed:
-        failed = next(check for check in gate.checks if not check.passed)
-        raise GateFailed(
-            f"{folder}: {stage} did not pass its gate: {said(failed)}; remove the folder to try "
-            "it again"
-        )
-    return gate
+    return None if gate is None else require(gate, folder, "remove the folder to try it again")
 
 
 def _check_same(folder: Path, found: StageRecord, wanted: StageRecord) -> None:

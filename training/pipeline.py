@@ -24,7 +24,7 @@ from training.files import read_record, record_bytes, write_record
 from training.folders import MODULES, STAGES, Stage, best_checkpoint, stage_folder
 from training.gate import Check, Gate, read_gate, said
 from training.plan import TrainingPlan
-from training.progress import note
+from training.progress import clock, note
 
 RECORD = "pipeline.json"
 Run = Callable[[TrainingPlan, Path], Gate]
@@ -78,7 +78,7 @@ def run(plan: TrainingPlan, out: Path, *, runs: dict[Stage, Run] | None = None) 
         kept = before is not None and before == gate
         if not kept:
             _spent(out, stage, seconds, ended=True)
-        how = "kept" if kept else f"passed in {clock(seconds)}"
+        how = "kept" if kept else f"passed in {elapsed(seconds)}"
         note(f"pipeline: {stage} {how}: {key_figures(gate)}")
     return outcome(plan, out)
 
@@ -166,9 +166,8 @@ def outcome(plan: TrainingPlan, out: Path) -> Outcome:
 
 def key_figures(gate: Gate, most: int = 3) -> str:
     """What failed, or else the gate's first figures."""
-    failed = [check for check in gate.checks if not check.passed]
-    if failed:
-        return said(failed[0])
+    if not gate.passed:
+        return said(gate.failed[0])
     told = [check for check in gate.checks if check.value is not None]
     return "; ".join(_short(check) for check in told[:most])
 
@@ -209,7 +208,7 @@ def table(found: Outcome) -> str:
     rows = [("stage", "time", "gate", "figures")]
     for each in found.stages:
         gate = "not reached" if each.gate is None else "passed" if each.gate.passed else "FAILED"
-        rows.append((each.stage, clock(each.seconds) if each.seconds else "", gate, each.figures))
+        rows.append((each.stage, elapsed(each.seconds) if each.seconds else "", gate, each.figures))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = []
     for row in rows:
@@ -220,13 +219,9 @@ def table(found: Outcome) -> str:
     return "\n".join(lines) + "\n"
 
 
-def clock(seconds: float) -> str:
-    """Hours, minutes, seconds: 1:02:03, 2:03, or 4.5 s."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+def elapsed(seconds: float) -> str:
+    """1:02:03, 2:03, or 4.5 s."""
+    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
 def run_and_show(plan: TrainingPlan, out: Path, *, as_json: bool) -> None:

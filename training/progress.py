@@ -40,7 +40,7 @@ class Progress:
         left = spent / done * (self.steps - step - 1)
         line = (
             f"{self.stage}: step {step + 1}/{self.steps}  {text}  "
-            f"{self.tokens / max(spent, 1e-9):,.0f} tokens/s  {_clock(left)} left"
+            f"{self.tokens / max(spent, 1e-9):,.0f} tokens/s  {clock(left)} left"
         )
         if self.live:
             self.stream.write(f"\r\x1b[2K{line}" + ("\n" if last else ""))
@@ -69,6 +69,8 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Hours, minutes, seconds: 1:02:03, or 2:03."""
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from training.files import record_bytes
-from training.gate import Gate, said
+from training.gate import Gate, check_line
 
 REPORT = "report.txt"
 """What a stage has to tell beside its gate, shown before it."""
@@ -30,6 +30,6 @@ def show_gate(gate: Gate, folder: Path, *, as_json: bool) -> None:
 
 def gate_text(gate: Gate) -> str:
     """One line a check, and one for the gate."""
-    lines = [f"  {'ok  ' if check.passed else 'FAIL'}  {said(check)}" for check in gate.checks]
+    lines = [f"  {check_line(check)}" for check in gate.checks]
     verdict = "passed" if gate.passed else "did not pass"
     return "\n".join([f"{gate.stage}: the gate {verdict}", *lines]) + "\n"

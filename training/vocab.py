@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from drafters.headers import read_headers
-from harness.errors import GateFailed, UsageError
+from harness.errors import UsageError
 from training.files import locked, read_record, write_record, write_whole
 from training.folders import VOCAB_FILE, Stage, stage_folder
-from training.gate import Check, Gate, passed_gate, read_gate, said, write_gate
+from training.gate import Check, Gate, passed_gate, read_gate, require, write_gate
 from training.generate.made_from import differences
 from training.generate.text import TargetText, read_text, vocab_size
 from training.plan import TrainingPlan
@@ -175,10 +175,7 @@ def _write(folder: Path, plan: TrainingPlan, job: _Job) -> Gate:
     )
     write_gate(folder, gate)
     _tell(coverage)
-    if not gate.passed:
-        failed = "; ".join(said(check) for check in gate.checks if not check.passed)
-        raise GateFailed(f"{folder}: vocab did not pass its gate: {failed}")
-    return gate
+    return require(gate, folder)
 
 
 def always_kept(text: TargetText, counts: Sequence[int], vocabulary: int) -> list[int]:

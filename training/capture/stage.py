@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engines.capture.base import Capturer, open_capturer
-from harness.errors import GateFailed, UsageError
+from harness.errors import UsageError
 from training.capture.checks import stacked, states_of, stored_checks
 from training.capture.inputs import Inputs, Row, capture_spec, made_from, read_inputs
 from training.capture.proving import GotStates, proof_checks, proof_samples, prove
@@ -25,7 +25,7 @@ from training.capture.store import (
     write_index,
 )
 from training.folders import stage_folder
-from training.gate import Check, Gate, read_gate, said, write_gate
+from training.gate import GATE, Check, Gate, check_line, read_gate, require, write_gate
 from training.plan import TrainingPlan
 from training.progress import Progress, note
 from training.states import StoredStates, open_states
@@ -52,7 +52,7 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
         note(f"capture: done already, {folder}")
         return gate
     _check_disk(folder, inputs, index, plan)
-    (folder / "gate.json").unlink(missing_ok=True)
+    (folder / GATE).unlink(missing_ok=True)
     write_index(folder, index)
     _tell(plan, inputs)
     capturer = open_capturer(plan.capture.engine, capture_spec(plan, inputs, folder / "engine"))
@@ -276,10 +276,7 @@ def _end(folder: Path, gate: Gate) -> Gate:
     """Write the gate and tell it. Raises `GateFailed` where a check did not pass."""
     write_gate(folder, gate)
     for check in gate.checks:
-        note(f"capture: {'ok  ' if check.passed else 'FAIL'} {said(check)}")
-    failed = [check for check in gate.checks if not check.passed]
-    if failed:
-        more = f" (and {len(failed) - 1} more: {folder / 'gate.json'})" if len(failed) > 1 else ""
-        raise GateFailed(f"{folder}: capture did not pass its gate: {said(failed[0])}{more}")
+        note(f"capture: {check_line(check)}")
+    require(gate, folder)
     note(f"capture: {folder}")
     return gate

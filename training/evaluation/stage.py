@@ -14,7 +14,6 @@ import msgspec
 from drafters.validate import check_fit
 from engines.checkpoint import check_named
 from engines.reference.config import read_config
-from harness.errors import GateFailed
 from training.evaluation.compare import checks, offline_row, online_row, table
 from training.evaluation.offline import walk_offline
 from training.evaluation.online import Serving, ask_engine, check_engine
@@ -28,7 +27,7 @@ from training.files import (
     write_whole,
 )
 from training.folders import best_checkpoint, stage_folder
-from training.gate import Gate, passed_gate, said, write_gate
+from training.gate import Gate, passed_gate, require, write_gate
 from training.kept import begin_stage
 from training.plan import TrainingPlan
 from training.progress import note
@@ -160,10 +159,7 @@ def _conclude(
         inputs=inputs,
     )
     write_gate(folder, gate)
-    if not gate.passed:
-        failed = next(check for check in gate.checks if not check.passed)
-        raise GateFailed(f"{folder}: {STAGE}: {said(failed)}")
-    return gate
+    return require(gate, folder)
 
 
 def _sections(plan: TrainingPlan) -> dict[str, object]:

@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 
 from engines.base import EngineUsageError
-from harness.errors import GateFailed, UsageError
+from harness.errors import UsageError
 from harness.load.prompts.datasets import load_prompts
 from harness.load.prompts.prompt import Prompt
 from harness.load.streaming.client import check_prompts
 from training.files import file_digest, locked, write_record
 from training.folders import Stage, stage_folder
-from training.gate import GATE, Gate, read_gate, said, write_gate
+from training.gate import GATE, Gate, check_line, read_gate, require, write_gate
 from training.generate.made_from import Begun, MadeFrom, changes, read_begun, write_begun
 from training.generate.meter import Meter, Pace
 from training.generate.server import check_server, context_for, own_context, serving
@@ -75,11 +75,7 @@ def _run(plan: TrainingPlan, folder: Path, job: _Job) -> Gate:
         left = talks(job.wanted, _have(folder))
         if left:
             begun = _collect(plan, folder, job, left)
-    gate = _judge(plan, folder, job, begun)
-    if not gate.passed:
-        failed = "; ".join(said(check) for check in gate.checks if not check.passed)
-        raise GateFailed(f"{folder}: generate did not pass its gate: {failed}")
-    return gate
+    return require(_judge(plan, folder, job, begun), folder)
 
 
 def prompts_of(plan: TrainingPlan, target: Path) -> list[Prompt]:
@@ -280,7 +276,7 @@ def _shard(path: Path) -> dict[str, Any]:
 
 def _tell(kept: int, samples: int, tokens: dict[str, int], gate: Gate) -> None:
     for check in gate.checks:
-        note(f"generate: {'ok  ' if check.passed else 'FAIL'} {said(check)}")
+        note(f"generate: {check_line(check)}")
     note(
         f"generate: {kept} of {samples} samples kept, {tokens['kept_answer']:,} answer tokens "
         f"in {tokens['kept']:,}"

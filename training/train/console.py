@@ -105,10 +105,3 @@ class Console:
             now = time.monotonic()
             if now - self._spoke >= QUIET_S:
                 self.say(f"train: {self._doing}: {now - self._since:.0f} s so far")
-
-
-def clock(seconds: float) -> str:
-    """h:mm:ss, or m:ss below an hour."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

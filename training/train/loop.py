@@ -18,8 +18,9 @@ from torch import Tensor
 from drafters.eagle3 import Eagle3Drafter
 from training.counts import StepCounts
 from training.errors import TrainingError
+from training.progress import clock
 from training.train import checkpoints as disk
-from training.train.console import Console, clock
+from training.train.console import Console
 from training.train.examine import read_examination
 from training.train.feed import Feed, LoadedRow, to_device
 from training.train.guard import SpikeRule, Starvation, not_finite

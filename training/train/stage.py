@@ -13,7 +13,7 @@ import msgspec
 
 from harness.errors import GateFailed, HarnessError, UsageError
 from training.folders import VOCAB_FILE, Stage, stage_folder
-from training.gate import Check, Gate, passed_gate, read_gate, said, write_gate
+from training.gate import Check, Gate, passed_gate, read_gate, require, said, write_gate
 from training.plan import TrainingPlan
 
 if TYPE_CHECKING:
@@ -104,9 +104,7 @@ def train_job(
     barrier(world)
     gate = read_gate(job.folder)
     assert gate is not None
-    if not gate.passed:
-        failed = next(check for check in gate.checks if not check.passed)
-        raise GateFailed(f"{job.folder}: train did not pass its gate: {said(failed)}")
+    require(gate, job.folder)
     console.say(f"train: {said(gate.checks[1])}; best: {job.folder / 'best'}")
     return gate
 
