@@ -90,7 +90,7 @@ def require(gate: Gate, folder: Path, remedy: str = "") -> Gate:
     if gate.passed:
         return gate
     first, *others = gate.failed
-    more = f" (and {len(others)} more: {folder / GATE})" if others else ""
+    more = f" (also failed: {', '.join(check.name for check in others)})" if others else ""
     way_out = f"; {remedy}" if remedy else ""
     raise GateFailed(f"{folder}: {gate.stage} did not pass its gate: {said(first)}{more}{way_out}")
 

@@ -7,14 +7,15 @@ pass for a whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness.errors import UsageError
+from harness.errors import UsageError, one_line
 from training.files import read_record, write_record
+from training.folders import STAGES
 from training.gate import Gate, read_gate, require
 
 RECORD = "stage.json"
@@ -43,33 +44,36 @@ def begin_stage(
         folder.mkdir(parents=True, exist_ok=True)
         write_record(folder / RECORD, wanted)
         return None
-    _check_same(folder, found, wanted)
+    changed = list(differences(found.sections, wanted.sections))
+    refuse_changed(folder, [*changed, *_changed_inputs(found.inputs, wanted.inputs)])
     gate = read_gate(folder)
     return None if gate is None else require(gate, folder, "remove the folder to try it again")
 
 
-def _check_same(folder: Path, found: StageRecord, wanted: StageRecord) -> None:
-    way_out = f"give another --out, or remove {folder} to make {wanted.stage} anew"
-    for name in sorted({*found.sections, *wanted.sections}):
-        was, now = found.sections.get(name), wanted.sections.get(name)
-        if was != now:
-            key, old, new = _first_difference(name, was, now)
-            raise UsageError(
-                f"{folder} was made with {key} = {_short(old)}, now it is {_short(new)}; {way_out}"
-            )
-    for name in sorted({*found.inputs, *wanted.inputs}):
-        if found.inputs.get(name) != wanted.inputs.get(name):
-            raise UsageError(f"{folder} was made from another {name}; {way_out}")
+def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
+    """The keys whose values differ, in words: `train.lr 0.0001 -> 0.001`."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted({*before, *now}):
+            name = f"{where}.{key}" if where else str(key)
+            yield from differences(before.get(key), now.get(key), name)
+    elif before != now:
+        yield f"{where} {_word(before)} -> {_word(now)}"
 
 
-def _first_difference(name: str, was: Any, now: Any) -> tuple[str, Any, Any]:
-    if isinstance(was, dict) and isinstance(now, dict):
-        for key in sorted({*was, *now}):
-            if was.get(key) != now.get(key):
-                return _first_difference(f"{name}.{key}", was.get(key), now.get(key))
-    return name, was, now
+def _word(value: Any) -> str:
+    return "none" if value is None else one_line(str(value), 60)
 
 
-def _short(value: Any) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= 60 else f"{text[:59]}…"
+def _changed_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            yield f"the {'output of ' if name in STAGES else ''}{name} changed"
+
+
+def refuse_changed(folder: Path, changed: Sequence[str]) -> None:
+    """Raise `UsageError` where anything of what the folder was made from has changed."""
+    if changed:
+        raise UsageError(
+            f"{folder} was made from something else: {'; '.join(changed)}; give another --out, or "
+            "remove that folder to make it anew"
+        )

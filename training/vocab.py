@@ -18,8 +18,8 @@ from harness.errors import UsageError
 from training.files import locked, read_record, write_record, write_whole
 from training.folders import VOCAB_FILE, Stage, stage_folder
 from training.gate import Check, Gate, passed_gate, read_gate, require, write_gate
-from training.generate.made_from import differences
 from training.generate.text import TargetText, read_text, vocab_size
+from training.kept import differences, refuse_changed
 from training.plan import TrainingPlan
 from training.progress import note
 from training.samples import read_samples
@@ -300,12 +300,7 @@ def _check_same(folder: Path, made: MadeFrom) -> None:
     if before is None:
         return
     old, new = (_words(msgspec.to_builtins(one)) for one in (before.made_from, made))
-    changed = list(differences(old, new))
-    if changed:
-        raise UsageError(
-            f"{folder}: made from something else: {'; '.join(changed)}; give another --out, or "
-            "remove that folder to choose anew"
-        )
+    refuse_changed(folder, list(differences(old, new)))
 
 
 def _words(made: Mapping[str, Any]) -> dict[str, Any]:

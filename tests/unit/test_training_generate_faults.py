@@ -13,7 +13,7 @@ from harness_scripted import RESET, SSE_HEAD, Step, chunked, event, token, whole
 from training_samples import FORGETFUL, TEMPLATE, target
 from training_server import by_ids, in_words, prompts, running, said
 
-from engines.base import EngineFailed
+from engines.base import EngineFailed, EngineUsageError
 from harness.errors import GateFailed, UsageError
 from training.folders import stage_folder
 from training.gate import Gate
@@ -276,7 +276,7 @@ def test_an_answer_of_nothing_is_a_sample_that_the_gate_counts(case: Case) -> No
     ("change", "told"),
     [
         ("workload.ignore_eos=true", "answers would go on behind their end"),
-        ("target.path=/nowhere", "no config.json there"),
+        ("target.path=/nowhere", "target /nowhere has no config.json"),
         ("target.served_name=another", "serves scripted, not target.served_name=another"),
         ("generate.url=ftp://x", "ftp"),
         ("engine.api_key_env=NO_SUCH_KEY", "the environment has no key in NO_SUCH_KEY"),
@@ -285,7 +285,7 @@ def test_an_answer_of_nothing_is_a_sample_that_the_gate_counts(case: Case) -> No
 def test_what_cannot_be_asked_is_one_line(case: Case, change: str, told: str) -> None:
     with (
         running(lambda number, body: by_ids(case.text, said(body))) as (url, seen),
-        pytest.raises(UsageError, match=told) as error,
+        pytest.raises((UsageError, EngineUsageError), match=told) as error,
     ):
         case.run(url, change)
     assert "\n" not in str(error.value) and not _bodies(seen.bodies)
@@ -333,7 +333,7 @@ def test_a_plan_that_gave_no_sample_yet_may_change(case: Case) -> None:
     def refusing(number: int, body: dict[str, Any]) -> Sequence[Step]:
         return [whole("400 Bad Request", '{"error": {"message": "no"}}')]
 
-    with running(refusing) as (url, _), pytest.raises(GateFailed, match="failed share 1 "):
+    with running(refusing) as (url, _), pytest.raises(GateFailed, match="failed share"):
         case.run(url)
     with running(lambda number, body: by_ids(case.text, said(body))) as (url, _):
         assert case.run(url, "generate.max_tokens=99").passed

@@ -15,6 +15,7 @@ from training import samples as sample_files
 from training.capture.store import Layout
 from training.folders import stage_folder
 from training.gate import passed_gate
+from training.heads import default_layers
 from training.plan import TrainingPlan
 from training.targets import target_digest, target_folder, target_identity
 
@@ -99,7 +100,7 @@ def chosen_layers(plan: TrainingPlan, facts: TargetFacts) -> tuple[int, ...]:
         from drafters.checkpoint import load_spec
 
         return load_spec(Path(plan.drafter.finetune).expanduser(), facts.folder).aux_layers
-    layers = (2, facts.layers // 2, facts.layers - 3)
+    layers = default_layers(facts.layers)
     if len(set(layers)) < 3 or min(layers) < 1:
         raise UsageError(
             f"{facts.folder} has {facts.layers} layers, too few for the usual aux layers "

@@ -26,6 +26,7 @@ from training.capture.store import (
 )
 from training.folders import stage_folder
 from training.gate import GATE, Check, Gate, check_line, read_gate, require, write_gate
+from training.kept import differences, refuse_changed
 from training.plan import TrainingPlan
 from training.progress import Progress, note
 from training.states import StoredStates, open_states
@@ -82,20 +83,18 @@ def _begun(folder: Path, plan: TrainingPlan, inputs: Inputs) -> StatesIndex:
     index = read_index(folder)
     if index is None:
         return StatesIndex(layout=inputs.layout, made_from=told, shards_planned=planned)
-    for name, value in told.items():
-        before = index.made_from.get(name)
-        if before == value:
-            continue
-        what = f"{name} was {before} and is {value} now"
-        if name in ("samples", "target"):
-            what = f"the {name} changed since"
-        raise UsageError(
-            f"{folder} was captured otherwise: {what}; give another --out, or remove {folder} to "
-            "capture anew"
-        )
+    before = {name: index.made_from.get(name, "") for name in told}
+    digests = {"samples", "target"}
+    changed = list(differences(_without(before, digests), _without(told, digests)))
+    changed += [f"the {name} changed" for name in sorted(digests) if before[name] != told[name]]
+    refuse_changed(folder, changed)
     return msgspec.structs.replace(
         index, shards=tuple(shard for shard in index.shards if _whole(folder, shard))
     )
+
+
+def _without(told: dict[str, str], names: set[str]) -> dict[str, str]:
+    return {name: value for name, value in told.items() if name not in names}
 
 
 def _whole(folder: Path, shard: ShardEntry) -> bool:

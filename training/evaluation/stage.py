@@ -32,7 +32,7 @@ from training.kept import begin_stage
 from training.plan import TrainingPlan
 from training.progress import note
 from training.shown import REPORT
-from training.targets import demo_prompts, target_folder
+from training.targets import demo_prompts, target_digest, target_folder, target_identity
 
 STAGE = "evaluate"
 RESULT = "evaluation.json"
@@ -96,7 +96,8 @@ def _run(
     check_fit(serving.drafter, serving.target)
     for name in plan.evaluate.engines:
         check_engine(name, serving)
-    inputs = {**inputs, "prompts": _digest(held), "target": _target_digest(serving.target)}
+    of_target = target_digest(target_identity(serving.target))
+    inputs = {**inputs, "prompts": _digest(held), "target": of_target}
     done = begin_stage(folder, STAGE, _sections(plan), inputs)
     if done is not None:
         note(f"evaluate: finished already in {folder}")
@@ -174,11 +175,3 @@ def _sections(plan: TrainingPlan) -> dict[str, object]:
 
 def _digest(held: list[HeldOut]) -> str:
     return hashlib.sha256(msgspec.json.encode(held)).hexdigest()
-
-
-def _target_digest(target: Path) -> str:
-    """Of its config and the sizes of its weights: to read 500 GB for a name is too much."""
-    digest = hashlib.sha256((target / "config.json").read_bytes())
-    for path in sorted(target.glob("*.safetensors")):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-    return digest.hexdigest()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness.errors import one_line
 from training.files import read_record, write_record
+from training.kept import differences
 from training.targets import target_digest
 
 BEGUN = "made_from.json"
@@ -59,17 +58,3 @@ def changes(before: MadeFrom, now: MadeFrom) -> list[str]:
         if before.target.get(part) != now.target.get(part):
             found.append(f"the target's {part} changed")
     return found
-
-
-def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """The keys whose values differ, with both values."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted({*before, *now}):
-            name = f"{where}.{key}" if where else str(key)
-            yield from differences(before.get(key), now.get(key), name)
-    elif before != now:
-        yield f"{where} {_word(before)} -> {_word(now)}"
-
-
-def _word(value: Any) -> str:
-    return "none" if value is None else one_line(str(value), 60)

@@ -26,13 +26,13 @@ from training.generate.made_from import Begun, MadeFrom, changes, read_begun, wr
 from training.generate.meter import Meter, Pace
 from training.generate.server import check_server, context_for, own_context, serving
 from training.generate.shards import ShardWriter
-from training.generate.stopping import stoppable
 from training.generate.text import TargetText, read_text
 from training.generate.wanted import Talk, Wanted, answered, talks, wanted_samples
+from training.kept import refuse_changed
 from training.plan import TrainingPlan
 from training.progress import note
 from training.samples import read_samples, shard_paths, whole_lines
-from training.targets import demo_folder, target_folder, target_identity
+from training.targets import demo_prompts, target_folder, target_identity
 
 STAGE: Stage = "generate"
 MANIFEST = "manifest.json"
@@ -45,16 +45,15 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     Raises `GateFailed` where it does not pass, `UsageError` for what cannot be asked or was begun
     from something else, `EngineFailed` where the server does not last; what is there is kept.
     """
-    with stoppable():
-        check_server(plan)
-        target = target_folder(plan)
-        text = read_text(target, trust_remote_code=plan.engine.trust_remote_code)
-        prompts = prompts_of(plan, target)
-        wanted = wanted_samples(prompts, plan)
-        made = made_from(plan, target, prompts)
-        folder = stage_folder(work, STAGE)
-        with locked(folder):
-            return _run(plan, folder, _Job(text=text, target=target, wanted=wanted, made=made))
+    check_server(plan)
+    target = target_folder(plan)
+    text = read_text(target, trust_remote_code=plan.engine.trust_remote_code)
+    prompts = prompts_of(plan, target)
+    wanted = wanted_samples(prompts, plan)
+    made = made_from(plan, target, prompts)
+    folder = stage_folder(work, STAGE)
+    with locked(folder):
+        return _run(plan, folder, _Job(text=text, target=target, wanted=wanted, made=made))
 
 
 class _Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,11 +85,10 @@ def prompts_of(plan: TrainingPlan, target: Path) -> list[Prompt]:
             "workload.ignore_eos=true: answers would go on behind their end, and a drafter would "
             "learn that; leave it out"
         )
-    demo = demo_folder(plan) / "prompts.jsonl" if workload.dataset == "demo" else None
     try:
         prompts = load_prompts(
             workload,
-            demo_prompts=demo,
+            demo_prompts=demo_prompts(plan),
             tokenizer=target,
             seed=plan.seed,
             context=plan.engine.max_model_len or own_context(target),
@@ -148,10 +146,7 @@ def _begun(folder: Path, made: MadeFrom) -> Begun:
         begun = Begun(made=made)
         write_begun(folder, begun)
     elif changed:
-        raise UsageError(
-            f"{folder}: begun from something else: {'; '.join(changed)}; give another --out, or "
-            "remove that folder to start anew"
-        )
+        refuse_changed(folder, changed)
     return begun
 
 
