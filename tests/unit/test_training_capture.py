@@ -26,7 +26,7 @@ from reference_models import build_drafter
 from drafters.checkpoint import save
 from engines.base import EngineUsageError
 from engines.capture.base import Capturer, CaptureSpec, RowStates, open_capturer
-from engines.capture.target import target_facts
+from engines.capture.target import capture_target
 from harness.errors import GateFailed, UsageError
 from training.capture import stage, store
 from training.capture.store import read_index
@@ -227,7 +227,7 @@ def test_the_embeddings_and_the_last_state_are_layers_too(target: Path, work: Pa
     gate = stage.run(plan_for(target, aux_layers=(3, 0), dtype="float32"), work)
     states = open_states(work / "states").read(1)
     torch.testing.assert_close(states.aux[:, :64], states.last_normed)
-    embedding = target_facts(target).embedding()
+    embedding = capture_target(target).embedding()
     torch.testing.assert_close(states.aux[:, 64:], embedding[states.token_ids])
     assert check(gate, "layers").value == "[3, 0, 3]"
 

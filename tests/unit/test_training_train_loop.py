@@ -440,7 +440,7 @@ def test_an_mla_head_takes_the_targets_ranks_and_yarn(tmp_path: Path) -> None:
 def test_a_target_too_large_to_be_served_is_told_before_the_training(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.train.serving.free_memory", lambda: 1000)
+    monkeypatch.setattr("training.targets.free_memory", lambda: 1000)
     with pytest.raises(UsageError, match=r"train\.serve_check: .*train\.serve_check=0"):
         run_job(job_of(root, tmp_path / "train"))
     gate = run_job(job_of(root, tmp_path / "train", "train.serve_check=0"))

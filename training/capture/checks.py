@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engines.capture.target import TargetFacts, final_norm
+from engines.capture.target import CaptureTarget, final_norm
 from training.capture.inputs import Row
 from training.capture.store import StatesIndex
 from training.files import file_digest
@@ -32,8 +32,8 @@ FP8_ERROR = 0.05
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample as it was captured (`got`), as the same engine gives it `alone`, and as the
-    `reference` engine does: states [T, n + 1, H], the last one after the final norm.
+    """A sample as it was captured (`got`), and as the same engine gives it `alone`: states
+    [T, n + 1, H], the last one after the final norm.
 
     `every`: all hidden states 0 … L of the reference engine [T, L + 1, H].
     """
@@ -41,7 +41,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     row: Row
     got: Tensor
     alone: Tensor
-    reference: Tensor | None = None
     every: Tensor | None = None
 
 
@@ -110,7 +109,7 @@ def proof(found: Sequence[tuple[Row, Tensor]], head: Tensor, *, within: int = 1)
 
 def proof_check(
     found: Sequence[tuple[Row, Tensor]],
-    facts: TargetFacts,
+    facts: CaptureTarget,
     least: float,
     *,
     rounded: bool,

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from engines.base import EngineUsageError
 from engines.capture.base import CaptureSpec
-from engines.capture.target import TargetFacts, check_layers, target_facts
+from engines.capture.target import CaptureTarget, capture_target, check_layers
 from harness.errors import UsageError
 from training import samples as sample_files
 from training.capture.store import Layout
@@ -41,7 +40,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     cut: int
     left_out: int
-    target: TargetFacts
+    target: CaptureTarget
     layout: Layout
 
 
@@ -50,7 +49,7 @@ def read_inputs(plan: TrainingPlan, work: Path) -> Inputs:
     own gate did not pass."""
     folder = stage_folder(work, "generate")
     gate = passed_gate(folder, "generate")
-    facts = target_facts(target_folder(plan))
+    facts = capture_target(target_folder(plan))
     aux_layers = chosen_layers(plan, facts)
     check_layers(aux_layers, facts)
     rows: list[Row] = []
@@ -82,7 +81,7 @@ def read_inputs(plan: TrainingPlan, work: Path) -> Inputs:
     )
 
 
-def _check_ids(sample: str, token_ids: tuple[int, ...], facts: TargetFacts) -> None:
+def _check_ids(sample: str, token_ids: tuple[int, ...], facts: CaptureTarget) -> None:
     if max(token_ids) >= facts.vocab_size or min(token_ids) < 0:
         raise UsageError(
             f"sample {sample}: token id {max(token_ids)}, but {facts.folder} has a vocabulary of "
@@ -90,7 +89,7 @@ def _check_ids(sample: str, token_ids: tuple[int, ...], facts: TargetFacts) -> N
         )
 
 
-def chosen_layers(plan: TrainingPlan, facts: TargetFacts) -> tuple[int, ...]:
+def chosen_layers(plan: TrainingPlan, facts: CaptureTarget) -> tuple[int, ...]:
     """The plan's aux layers; else of a drafter that is finetuned its own, else (2, L/2, L - 3)."""
     if plan.capture.aux_layers is not None:
         if not plan.capture.aux_layers:
@@ -165,22 +164,3 @@ def reference_spec(inputs: Inputs, aux_layers: tuple[int, ...], workdir: Path) -
         workdir=workdir,
         dtype="float32",
     )
-
-
-def reference_refusal(inputs: Inputs) -> str | None:
-    """Why the reference engine cannot serve the target here, None where it can."""
-    import psutil
-
-    from engines.reference.config import read_config
-
-    folder = inputs.target.folder
-    try:
-        read_config(folder)
-    except EngineUsageError as error:
-        return str(error)
-    # In float32, from weights that take two bytes a number as a rule.
-    needed = 2 * sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    free = psutil.virtual_memory().available
-    if needed > 0.8 * free:
-        return f"it would take {needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} GiB are free"
-    return None

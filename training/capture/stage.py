@@ -49,7 +49,7 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     inputs = read_inputs(plan, work)
     index = _begun(folder, plan, inputs)
     gate = read_gate(folder)
-    if gate is not None and gate.passed and _finished(folder, index, gate, plan):
+    if gate is not None and gate.passed and _finished(index, gate, plan):
         note(f"capture: done already, {folder}")
         return gate
     _check_disk(folder, inputs, index, plan)
@@ -102,7 +102,7 @@ def _whole(folder: Path, shard: ShardEntry) -> bool:
     return path.is_file() and path.stat().st_size == shard.bytes
 
 
-def _finished(folder: Path, index: StatesIndex, gate: Gate, plan: TrainingPlan) -> bool:
+def _finished(index: StatesIndex, gate: Gate, plan: TrainingPlan) -> bool:
     """Whether the gate still speaks of what lies there, by the limits the plan has today."""
     limits = {check.name: check.limit for check in gate.checks}
     return (

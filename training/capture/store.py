@@ -8,7 +8,7 @@ than a batch. Only a whole shard gets its name, and only then its line in `index
 from __future__ import annotations
 
 import errno
-import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from drafters.headers import BYTES
+from drafters.store import header_bytes
 from training.errors import TrainingError
 from training.files import file_digest, read_record, write_record
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 INDEX = "index.json"
 StateDtype = Literal["float32", "bfloat16", "fp8"]
-_SIZES = {"I64": 8, "F32": 4, "BF16": 2, "F8_E4M3": 1}
 _STORED = {"float32": "F32", "bfloat16": "BF16", "fp8": "F8_E4M3"}
 
 
@@ -132,7 +133,9 @@ class ShardWriter:
         offsets = torch.tensor([0, *self.lengths]).cumsum(0)
         self.offsets = [int(n) for n in offsets]
         tensors = layout.tensors(len(self.lengths), self.offsets[-1])
-        header, self._begins = _header(tensors)
+        header, self._begins = header_bytes(
+            {name: (kind, shape, _bytes(kind, shape)) for name, (kind, shape) in tensors.items()}
+        )
         self._widths = {
             name: _bytes(kind, shape[1:]) for name, (kind, shape) in tensors.items()
         }  # of a row
@@ -206,23 +209,7 @@ class ShardWriter:
 
 
 def _bytes(kind: str, shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count * _SIZES[kind]
-
-
-def _header(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, int]]:
-    """The safetensors header, and where in the file each tensor begins."""
-    told, begins, at = {}, {}, 0
-    for name, (kind, shape) in tensors.items():
-        end = at + _bytes(kind, shape)
-        told[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, end]}
-        begins[name], at = at, end
-    text = json.dumps(told).encode()
-    text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return header, {name: len(header) + begin for name, begin in begins.items()}
+    return math.prod(shape) * BYTES[kind]
 
 
 def _reserve(file: int, size: int) -> None:

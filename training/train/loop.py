@@ -121,7 +121,7 @@ class Loop:
             seconds = time.perf_counter() - begun
             self._record(figures, norm, lr, seconds, feed.waited - waited)
             starving = self._starving(seconds, feed.waited - waited)
-            self._between(figures, update, starving)
+            self._between(update, starving)
 
     # -- one update --------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Loop:
         if position.in_epoch == self.machine.epoch_updates[position.epoch]:
             position.epoch, position.in_epoch = position.epoch + 1, 0
 
-    def _between(self, figures: Figures, update: Update, starving: float | None) -> None:
+    def _between(self, update: Update, starving: float | None) -> None:
         """Checkpoints and validations that are due, and the wish to stop."""
         done = self.position.update
         asked, starved = total([float(self.stop.asked), float(starving is not None)], self.world)

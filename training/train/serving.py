@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from drafters.eagle3 import Eagle3Drafter
-from engines.base import EngineUsageError
 from harness.errors import UsageError
 from training.data import Document, collate
 from training.evaluate import DraftCounts, Span, draft_everywhere, walk_all
 from training.plan import TrainingPlan
 from training.states import SampleStates
+from training.targets import reference_refusal
 from training.trainer import Captured
 
 if TYPE_CHECKING:
@@ -59,27 +59,11 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_servable(target: Path, device: str) -> None:
     """Raises `UsageError` where the reference engine could never serve the target here."""
-    from engines.reference.config import read_config
-
-    way_out = "use --set train.serve_check=0 to train without"
-    try:
-        read_config(target)
-    except EngineUsageError as error:
-        raise UsageError(f"train.serve_check: {error}; {way_out}") from None
-    needed = sum(file.stat().st_size for file in target.glob("*.safetensors"))
-    free = free_memory()
-    if device == "cpu" and needed > 0.8 * free:
+    refused = reference_refusal(target, in_memory=device == "cpu")
+    if refused is not None:
         raise UsageError(
-            f"train.serve_check: to serve {target} takes {needed / 2**30:.1f} GiB of memory, "
-            f"{free / 2**30:.1f} GiB are free; {way_out}"
+            f"train.serve_check: {refused}; use --set train.serve_check=0 to train without"
         )
-
-
-def free_memory() -> int:
-    """Bytes that this machine could still give."""
-    import psutil
-
-    return int(psutil.virtual_memory().available)
 
 
 def serve(

@@ -153,14 +153,9 @@ def _begin(folder: Path, plan: TrainingPlan, inputs: dict[str, str], world: Worl
 @contextmanager
 def _source(plan: TrainingPlan, work: Path) -> Iterator[StateSource]:
     """Stored states, or an engine that computes them; the engine ends with the block."""
-    if not plan.capture.online:
-        from training.states import open_states
+    from training.states import open_source
 
-        yield open_states(stage_folder(work, "capture"))
-        return
-    from training.capture.online import open_online
-
-    source = open_online(plan, work)
+    source = open_source(plan, work)
     try:
         yield source
     finally:
