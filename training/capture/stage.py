@@ -24,6 +24,7 @@ from training.capture.store import (
     read_index,
     write_index,
 )
+from training.files import locked
 from training.folders import stage_folder
 from training.gate import GATE, Check, Gate, check_line, read_gate, require, write_gate
 from training.kept import differences, refuse_changed
@@ -45,8 +46,13 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     Raises `GateFailed` after the gate is written, `UsageError` for samples or a plan that do not
     fit what was captured already, `TrainingError`, and what the engine raises.
     """
-    folder = stage_folder(work, "capture")
     inputs = read_inputs(plan, work)
+    folder = stage_folder(work, "capture")
+    with locked(folder):
+        return _run(folder, plan, inputs)
+
+
+def _run(folder: Path, plan: TrainingPlan, inputs: Inputs) -> Gate:
     index = _begun(folder, plan, inputs)
     gate = read_gate(folder)
     if gate is not None and gate.passed and _finished(index, gate, plan):

@@ -22,6 +22,7 @@ from training.evaluation.records import Evaluation, HeldOut, Offline, Online
 from training.files import (
     file_digest,
     folder_digest,
+    locked,
     read_record,
     write_record,
     write_whole,
@@ -98,6 +99,17 @@ def _run(
         check_engine(name, serving)
     of_target = target_digest(target_identity(serving.target))
     inputs = {**inputs, "prompts": _digest(held), "target": of_target}
+    with locked(folder):
+        return _evaluate(plan, serving, held, folder, inputs)
+
+
+def _evaluate(
+    plan: TrainingPlan,
+    serving: Serving,
+    held: list[HeldOut],
+    folder: Path,
+    inputs: dict[str, str],
+) -> Gate:
     done = begin_stage(folder, STAGE, _sections(plan), inputs)
     if done is not None:
         note(f"evaluate: finished already in {folder}")
