@@ -6,8 +6,9 @@ import sys
 import time
 from typing import TextIO
 
-PLAIN_INTERVAL_S = 8.0
-LIVE_INTERVAL_S = 0.2
+PLAIN_S = 10.0
+"""Between two plain lines of one stage."""
+LIVE_S = 0.2
 
 
 class Progress:
@@ -31,7 +32,7 @@ class Progress:
         self.tokens += tokens
         now = time.perf_counter()
         last = step + 1 == self.steps
-        interval = LIVE_INTERVAL_S if self.live else PLAIN_INTERVAL_S
+        interval = LIVE_S if self.live else PLAIN_S
         if not last and now - self.shown < interval:
             return
         self.shown = now

@@ -15,6 +15,7 @@ from training.capture.store import Layout
 from training.folders import stage_folder
 from training.gate import passed_gate
 from training.heads import default_layers
+from training.launch import start_teller
 from training.plan import TrainingPlan
 from training.targets import target_digest, target_folder, target_identity
 
@@ -128,12 +129,7 @@ def made_from(plan: TrainingPlan, inputs: Inputs) -> dict[str, str]:
 
 def capture_spec(plan: TrainingPlan, inputs: Inputs, workdir: Path) -> CaptureSpec:
     """How the source of the plan is opened for these samples."""
-    from training.progress import note
-
     engine = plan.engine
-
-    def on_phase(phase: str, elapsed_s: float) -> None:
-        note(f"capture: {plan.capture.engine} {phase} ({elapsed_s:.0f} s)")
 
     return CaptureSpec(
         target=inputs.target.folder,
@@ -150,7 +146,7 @@ def capture_spec(plan: TrainingPlan, inputs: Inputs, workdir: Path) -> CaptureSp
         startup_deadline_s=engine.startup_deadline_s,
         extra_args=engine.extra_args,
         extra_env=engine.extra_env,
-        on_phase=on_phase,
+        on_phase=start_teller("capture", plan.capture.engine),
     )
 
 

@@ -100,33 +100,23 @@ def _run(
     of_target = target_digest(target_identity(serving.target))
     inputs = {**inputs, "prompts": _digest(held), "target": of_target}
     with locked(folder):
-        return _evaluate(plan, serving, held, folder, inputs)
-
-
-def _evaluate(
-    plan: TrainingPlan,
-    serving: Serving,
-    held: list[HeldOut],
-    folder: Path,
-    inputs: dict[str, str],
-) -> Gate:
-    done = begin_stage(folder, STAGE, _sections(plan), inputs)
-    if done is not None:
-        note(f"evaluate: finished already in {folder}")
-        return done
-    offline = read_record(folder / "offline.json", Offline, "remove it")
-    if offline is None:
-        offline = walk_offline(
-            serving.target,
-            serving.drafter,
-            held,
-            k=serving.k,
-            dtype=plan.engine.dtype,
-            context=serving.context,
-        )
-        write_record(folder / "offline.json", offline)
-    online = [_asked(name, serving, held, folder) for name in plan.evaluate.engines]
-    return _conclude(plan, serving, folder, offline, online, inputs)
+        done = begin_stage(folder, STAGE, _sections(plan), inputs)
+        if done is not None:
+            note(f"evaluate: finished already in {folder}")
+            return done
+        offline = read_record(folder / "offline.json", Offline, "remove it")
+        if offline is None:
+            offline = walk_offline(
+                serving.target,
+                serving.drafter,
+                held,
+                k=serving.k,
+                dtype=plan.engine.dtype,
+                context=serving.context,
+            )
+            write_record(folder / "offline.json", offline)
+        online = [_asked(name, serving, held, folder) for name in plan.evaluate.engines]
+        return _conclude(plan, serving, folder, offline, online, inputs)
 
 
 def _asked(name: str, serving: Serving, held: list[HeldOut], folder: Path) -> Online:

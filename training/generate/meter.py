@@ -7,9 +7,8 @@ import time
 from collections import deque
 from typing import Any, TextIO
 
-from training.progress import clock
+from training.progress import PLAIN_S, clock
 
-PLAIN_EVERY_S = 15.0
 WINDOW_S = 120.0
 """Rates are of so long a time, so that they follow the answers' changing lengths."""
 
@@ -54,7 +53,7 @@ class Meter:
             self._marks.popleft()
         if self._bar is not None:
             self._bar.update(0, completed=self.done, told=self.line())
-        elif now - self._shown >= PLAIN_EVERY_S:
+        elif now - self._shown >= PLAIN_S:
             self._shown = now
             self._say()
 
@@ -97,7 +96,7 @@ class Pace:
         """One more is done."""
         self._done += 1
         now = self._clock()
-        if now - self._shown >= PLAIN_EVERY_S:
+        if now - self._shown >= PLAIN_S:
             self._shown = now
             print(f"{self._what} {self._done}/{self._total}", file=sys.stderr, flush=True)
 

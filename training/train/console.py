@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from training.progress import LIVE_S, PLAIN_S
+
 if TYPE_CHECKING:
     from rich.live import Live
 
-PLAIN_S = 10.0  # between two lines of figures
 QUIET_S = 20.0  # after which the silence is broken
-LIVE_S = 0.25
 
 
 class Console:
