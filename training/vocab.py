@@ -252,6 +252,15 @@ def vocabulary_file(kept: Sequence[int], vocabulary: int) -> bytes:
     return save({"d2t": ids - np.arange(ids.size, dtype=np.int64), "t2d": t2d})
 
 
+def kept_ids(offsets: NDArray[Any], vocabulary: int) -> NDArray[Any] | None:
+    """The target ids int64 [D] of a d2t table; None where it is no table of ascending ids."""
+    import numpy as np
+
+    ids = offsets + np.arange(offsets.size)
+    ascending = bool(ids.size) and bool((np.diff(ids) > 0).all())
+    return ids if ascending and 0 <= ids[0] <= ids[-1] < vocabulary else None
+
+
 def drafter_vocabulary(plan: TrainingPlan, vocabulary: int) -> tuple[int, ...] | None:
     """The target ids that the drafter to finetune drafts; None: all of them, or there is none.
 
@@ -269,8 +278,8 @@ def drafter_vocabulary(plan: TrainingPlan, vocabulary: int) -> tuple[int, ...] |
     if name is not None:
         with safe_open(headers[name].file, framework="np") as file:
             offsets = file.get_tensor(name).astype(np.int64)  # [D]
-        ids = offsets + np.arange(offsets.size)
-        if not ids.size or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= vocabulary:
+        ids = kept_ids(offsets, vocabulary)
+        if ids is None:
             raise UsageError(
                 f"{folder}: d2t is no table of offsets into {vocabulary} tokens (draft id i is "
                 "target id i + d2t[i], ascending); see `python -m drafters validate`"

@@ -310,7 +310,7 @@ def test_another_plan_is_refused_and_free_keys_are_not(
 ) -> None:
     out = tmp_path / "train"
     shutil.copytree(whole, out, symlinks=True)
-    with pytest.raises(UsageError, match=r"train\.lr = 0\.003, now it is 0\.5; .*remove"):
+    with pytest.raises(UsageError, match=r"train\.lr 0\.003 -> 0\.5; .*remove"):
         run_job(job_of(root, out, "train.lr=0.5"))
     gate = run_job(job_of(root, out, "train.keep_checkpoints=1", "train.parallel=ddp"))
     assert gate.passed

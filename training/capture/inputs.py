@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from drafters.ids import default_layers
 from engines.capture.base import CaptureSpec
 from engines.capture.target import CaptureTarget, capture_target, check_layers
 from harness.errors import UsageError
@@ -14,7 +15,6 @@ from training import samples as sample_files
 from training.capture.store import Layout
 from training.folders import stage_folder
 from training.gate import passed_gate
-from training.heads import default_layers
 from training.launch import start_teller
 from training.plan import TrainingPlan
 from training.targets import target_digest, target_folder, target_identity

@@ -17,6 +17,7 @@ from training.evaluate import DraftCounts, Span, draft_everywhere, walk_all
 from training.plan import TrainingPlan
 from training.states import SampleStates
 from training.targets import reference_refusal
+from training.train.feed import to_device
 from training.trainer import Captured
 
 if TYPE_CHECKING:
@@ -160,14 +161,10 @@ def _walked(
 ) -> DraftCounts:
     begin = states.loss_from
     ids = states.token_ids[:begin].tolist() + request.output
-    device = drafter.embed_tokens.weight.device
     batch = collate([[Document(ids=ids, loss_from=begin)]], len(ids))
-    moved = {name: getattr(batch, name).to(device) for name in batch.__struct_fields__}
-    captured = Captured(
-        batch=type(batch)(**moved),
-        aux=aux[: len(ids)].to(device, torch.float32)[None],
-        last_normed=torch.zeros(1, len(ids), 1, device=device),
-    )
-    drafts = draft_everywhere(drafter, captured, k)
+    last = torch.zeros(1, len(ids), 1)  # nothing is asked of it
+    captured = Captured(batch=batch, aux=aux[None, : len(ids)], last_normed=last)
+    device = drafter.embed_tokens.weight.device
+    drafts = draft_everywhere(drafter, to_device(captured, device, torch.float32), k)
     span = Span(row=0, begin=begin, end=len(ids), known=len(ids))
     return walk_all(drafts.cpu(), batch.ids, [span])

@@ -194,7 +194,9 @@ def read_vocabulary(path: Path, vocab_size: int) -> Tensor | None:
     """
     import torch
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.numpy import load_file
+
+    from training.vocab import kept_ids
 
     if not path.is_file():
         return None
@@ -202,12 +204,12 @@ def read_vocabulary(path: Path, vocab_size: int) -> Tensor | None:
         table = load_file(path)["d2t"]
     except (SafetensorError, OSError, KeyError) as error:
         raise UsageError(f"{path}: cannot be read ({error}); run vocab again") from None
-    kept = table + torch.arange(len(table))
-    if not len(kept) or bool((kept.diff() <= 0).any()) or not 0 <= int(kept[-1]) < vocab_size:
+    kept = kept_ids(table, vocab_size)
+    if kept is None:
         raise UsageError(
             f"{path}: d2t is no table of offsets into {vocab_size} tokens; run vocab again"
         )
-    return None if len(kept) == vocab_size else kept
+    return None if len(kept) == vocab_size else torch.from_numpy(kept)
 
 
 def judged(job: Job, inputs: dict[str, str]) -> Gate:
