@@ -90,6 +90,7 @@ def test_a_draft_vocabulary_from_them(made: Path) -> None:
     assert (made / "vocab" / "vocab.safetensors").is_file()
 
 
+@pytest.mark.full
 def test_sampled_answers_differ_and_come_again_by_their_seeds(
     demo_pair: Path, tmp_path: Path
 ) -> None:
