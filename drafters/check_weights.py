@@ -29,10 +29,10 @@ def check_weights(checkpoint: Checkpoint, watch: Watch) -> Iterator[Finding]:
         if header.dtype not in FLOATS or header.elements == 0:
             continue
         watch(name, header.end - header.begin)
-        yield from _one(checkpoint, name, header)
+        yield from _one(name, header)
 
 
-def _one(checkpoint: Checkpoint, name: str, header: TensorHeader) -> Iterator[Finding]:
+def _one(name: str, header: TensorHeader) -> Iterator[Finding]:
     found = stats(header)
     make = _maker(header)
     if found.nan or found.inf:
@@ -152,17 +152,26 @@ class Vocabulary:
             return
         if increasing:
             self.kept = kept
-        if marked is not None and not np.array_equal(np.unique(kept), marked):
-            differ = len(np.setxor1d(kept, marked))
-            self._add(
-                d2t,
-                "error",
-                "t2d_disagrees",
-                f"t2d marks {len(marked)} tokens, d2t names {len(np.unique(kept))}, and {differ} "
-                "are in one of them only",
-                "the head's rows belong to one of the two",
-                "take both from the run that trained the head",
-            )
+        if marked is not None:
+            self._compare(kept, marked, d2t)
+
+    def _compare(self, kept: Array, marked: Array, d2t: TensorHeader) -> None:
+        """The target ids that d2t names beside those that t2d marks."""
+        import numpy as np
+
+        named = np.unique(kept)
+        if np.array_equal(named, marked):
+            return
+        differ = len(np.setxor1d(named, marked))
+        self._add(
+            d2t,
+            "error",
+            "t2d_disagrees",
+            f"t2d marks {len(marked)} tokens, d2t names {len(named)}, and {differ} are in one of "
+            "them only",
+            "the head's rows belong to one of the two",
+            "take both from the run that trained the head",
+        )
 
     def _add(
         self, header: TensorHeader, severity: Severity, code: str, what: str, why: str = "",

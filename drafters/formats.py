@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from drafters import speculators
 from drafters.engines import Engine, gaps
@@ -29,7 +29,6 @@ from drafters.store import Plan, plan_weights, write_weights
 __all__ = ["aux_ids_for", "for_engine", "rope_of", "text_config", "to_config", "translate"]
 
 Destination = Literal["vllm", "sglang", "speculators"]
-DESTINATIONS: tuple[Destination, ...] = get_args(Destination)
 _MLA_TYPES = ("kimi_k2", "deepseek_v2")  # what vLLM 0.32 loads an MLA head as
 
 

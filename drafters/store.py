@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,25 +144,39 @@ def _write_index(plan: Plan, index: Path) -> None:
 def _write(entries: tuple[Entry, ...], place: Path) -> None:
     """One safetensors file. The widest types come first, so that all lie at multiples of theirs."""
     ordered = sorted(entries, key=lambda e: (-BYTES.get(e.header.dtype, 1), e.header.begin))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for entry in ordered:
-        size = entry.header.end - entry.header.begin
-        header[entry.name] = {
-            "dtype": entry.header.dtype,
-            "shape": list(entry.header.shape),
-            "data_offsets": [offset, offset + size],
-        }
-        offset += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    tensors = {entry.name: entry.header for entry in ordered}
     with place.open("wb") as out:
-        out.write(len(text).to_bytes(8, "little") + text)
+        out.write(
+            header_bytes(
+                {n: (h.dtype, h.shape, h.end - h.begin) for n, h in tensors.items()},
+                metadata={"format": "pt"},
+            )[0]
+        )
         for entry in ordered:
             for piece in _bytes(entry):
                 out.write(piece)
         out.flush()
         os.fsync(out.fileno())
+
+
+def header_bytes(
+    tensors: Mapping[str, tuple[str, tuple[int, ...], int]],
+    *,
+    metadata: dict[str, str] | None = None,
+) -> tuple[bytes, dict[str, int]]:
+    """The header of a safetensors file, and where in the file each tensor begins.
+
+    `tensors`: type name, shape and bytes, in the order of the file.
+    """
+    told: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    begins, at = {}, 0
+    for name, (dtype, shape, size) in tensors.items():
+        told[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
+        begins[name], at = at, at + size
+    text = json.dumps(told, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the data is aligned
+    head = len(text).to_bytes(8, "little") + text
+    return head, {name: len(head) + begin for name, begin in begins.items()}
 
 
 def _bytes(entry: Entry) -> Iterator[bytes]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from drafters.ids import default_layers
 from drafters.spec import DrafterSpec
 from harness.errors import UsageError
 from training.heads import (
     TargetFacts,
-    default_layers,
     facts_in,
     groups,
     read_facts,

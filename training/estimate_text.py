@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from training.estimate import Estimate
+from training.files import record_bytes
 from training.original_run import Compared, Reading
 
 SECTIONS = {
@@ -56,7 +57,7 @@ def estimate_json(found: Estimate, original: tuple[Compared, ...]) -> bytes:
         {**msgspec.to_builtins(each), "agrees": each.agrees} for each in original
     ]
     whole = {**msgspec.to_builtins(found), "original_run": compared}
-    return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
+    return record_bytes(whole)
 
 
 def amount(value: float, unit: str) -> str:

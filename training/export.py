@@ -23,14 +23,14 @@ from drafters.spec import DrafterError
 from drafters.validate import validate
 from engines.base import EngineUsageError
 from engines.reference.config import read_config
-from harness.errors import GateFailed
 from harness.measure.metrics import acceptance_rate, pool
 from training.evaluation.online import Serving, ask_engine, check_engine
 from training.evaluation.prompts import context_of
 from training.evaluation.records import HeldOut, Offline
+from training.files import file_digest, locked, write_record
 from training.folders import Stage, best_checkpoint, stage_folder
-from training.gate import Check, Gate, passed_gate, said, write_gate, write_whole
-from training.kept import begin_stage, file_digest
+from training.gate import Check, Gate, passed_gate, require, write_gate
+from training.kept import begin_stage
 from training.plan import TrainingPlan
 from training.progress import note
 from training.targets import target_folder
@@ -66,9 +66,14 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     """Export the training's best checkpoint. Raises `GateFailed` where a format is not right."""
     trained = passed_gate(stage_folder(work, "train"), "train")
     evaluated = passed_gate(stage_folder(work, "evaluate"), "evaluate")
+    inputs = {"train": trained.output, "evaluate": evaluated.output}
+    with locked(stage_folder(work, STAGE)):
+        return _run(plan, work, inputs)
+
+
+def _run(plan: TrainingPlan, work: Path, inputs: dict[str, str]) -> Gate:
     folder, source = stage_folder(work, STAGE), best_checkpoint(work)
     target = target_folder(plan)
-    inputs = {"train": trained.output, "evaluate": evaluated.output}
     done = begin_stage(folder, STAGE, {"export": plan.export}, inputs)
     if done is not None:
         note(f"export: finished already in {folder}")
@@ -79,18 +84,14 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
         loaded += _loaded(plan, work, target, Path(export.folder), export.format)
     manifest = Manifest(
         checkpoint=str(source),
-        checkpoint_digest=trained.output,
+        checkpoint_digest=inputs["train"],
         target=str(target),
         exports=tuple(exports),
     )
-    data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-    write_whole(folder / MANIFEST, data)
+    write_record(folder / MANIFEST, manifest)
     gate = Gate.of(STAGE, (*loaded, *checks), output=file_digest(folder / MANIFEST), inputs=inputs)
     write_gate(folder, gate)
-    if not gate.passed:
-        failed = next(check for check in gate.checks if not check.passed)
-        raise GateFailed(f"{folder}: {STAGE}: {said(failed)}")
-    return gate
+    return require(gate, folder)
 
 
 def _written(

@@ -6,13 +6,13 @@ from by digest, so that a stage made from other inputs is known to be stale.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from harness.errors import GateFailed, UsageError
+from training.files import read_record, write_record
 
 GATE = "gate.json"
 
@@ -56,32 +56,20 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
             inputs=dict(sorted(inputs.items())),
         )
 
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that did not pass."""
+        return tuple(check for check in self.checks if not check.passed)
+
 
 def write_gate(folder: Path, gate: Gate) -> None:
     """The last file of a stage."""
-    data = msgspec.json.format(msgspec.json.encode(gate), indent=2) + b"\n"
-    write_whole(folder / GATE, data)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is whole or not there: beside it, synced, then renamed."""
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    write_record(folder / GATE, gate)
 
 
 def read_gate(folder: Path) -> Gate | None:
     """A stage's gate, None where the stage has not ended. Raises `UsageError`."""
-    path = folder / GATE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Gate)
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); run the stage again") from None
+    return read_record(folder / GATE, Gate, "run the stage again")
 
 
 def passed_gate(folder: Path, stage: str) -> Gate:
@@ -95,10 +83,22 @@ def passed_gate(folder: Path, stage: str) -> Gate:
             f"{folder}: the stage {stage} has not ended; "
             f"run `python -m training {stage}` with this --plan and --out first"
         )
-    if not gate.passed:
-        failed = next(check for check in gate.checks if not check.passed)
-        raise GateFailed(f"{folder}: {stage} did not pass its gate: {said(failed)}")
-    return gate
+    return require(gate, folder)
+
+
+def require(gate: Gate, folder: Path, remedy: str = "") -> Gate:
+    """The gate of the stage in `folder` where it passed. Raises `GateFailed` with what failed."""
+    if gate.passed:
+        return gate
+    first, *others = gate.failed
+    more = f" (also failed: {', '.join(check.name for check in others)})" if others else ""
+    way_out = f"; {remedy}" if remedy else ""
+    raise GateFailed(f"{folder}: {gate.stage} did not pass its gate: {said(first)}{more}{way_out}")
+
+
+def check_line(check: Check) -> str:
+    """A check as a line of a list."""
+    return f"{'ok  ' if check.passed else 'FAIL'}  {said(check)}"
 
 
 def said(check: Check) -> str:

@@ -96,11 +96,6 @@ def expected_rope(kind: str, facts: TargetFacts) -> RopeSpec:
     return facts.rope
 
 
-def default_layers(layers: int) -> tuple[int, ...]:
-    """The aux layers where the plan says none, as vLLM and SGLang choose them."""
-    return (2, layers // 2, layers - 3)
-
-
 def scratch_spec(
     section: HeadSection, facts: TargetFacts, aux_layers: tuple[int, ...], draft_vocab: int
 ) -> DrafterSpec:

@@ -7,18 +7,18 @@ pass for a whole.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness.errors import GateFailed, UsageError
-from training.gate import Gate, read_gate, said, write_whole
+from harness.errors import UsageError, one_line
+from training.files import read_record, write_record
+from training.folders import STAGES
+from training.gate import Gate, read_gate, require
 
 RECORD = "stage.json"
-_CHUNK = 1 << 24
 
 
 class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,72 +39,41 @@ def begin_stage(
     """
     plain = msgspec.json.decode(msgspec.json.encode(dict(sections)))
     wanted = StageRecord(stage=stage, sections=plain, inputs=dict(inputs))
-    found = _read(folder)
+    found = read_record(folder / RECORD, StageRecord, "remove the folder")
     if found is None:
         folder.mkdir(parents=True, exist_ok=True)
-        data = msgspec.json.format(msgspec.json.encode(wanted), indent=2) + b"\n"
-        write_whole(folder / RECORD, data)
+        write_record(folder / RECORD, wanted)
         return None
-    _check_same(folder, found, wanted)
+    changed = list(differences(found.sections, wanted.sections))
+    refuse_changed(folder, [*changed, *_changed_inputs(found.inputs, wanted.inputs)])
     gate = read_gate(folder)
-    if gate is not None and not gate.passed:
-        failed = next(check for check in gate.checks if not check.passed)
-        raise GateFailed(
-            f"{folder}: {stage} did not pass its gate: {said(failed)}; remove the folder to try "
-            "it again"
+    return None if gate is None else require(gate, folder, "remove the folder to try it again")
+
+
+def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
+    """The keys whose values differ, in words: `train.lr 0.0001 -> 0.001`."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted({*before, *now}):
+            name = f"{where}.{key}" if where else str(key)
+            yield from differences(before.get(key), now.get(key), name)
+    elif before != now:
+        yield f"{where} {_word(before)} -> {_word(now)}"
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else one_line(str(value), 60)
+
+
+def _changed_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            yield f"the {'output of ' if name in STAGES else ''}{name} changed"
+
+
+def refuse_changed(folder: Path, changed: Sequence[str]) -> None:
+    """Raise `UsageError` where anything of what the folder was made from has changed."""
+    if changed:
+        raise UsageError(
+            f"{folder} was made from something else: {'; '.join(changed)}; give another --out, or "
+            "remove that folder to make it anew"
         )
-    return gate
-
-
-def _read(folder: Path) -> StageRecord | None:
-    path = folder / RECORD
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=StageRecord)
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); remove the folder") from None
-
-
-def _check_same(folder: Path, found: StageRecord, wanted: StageRecord) -> None:
-    way_out = f"give another --out, or remove {folder} to make {wanted.stage} anew"
-    for name in sorted({*found.sections, *wanted.sections}):
-        was, now = found.sections.get(name), wanted.sections.get(name)
-        if was != now:
-            key, old, new = _first_difference(name, was, now)
-            raise UsageError(
-                f"{folder} was made with {key} = {_short(old)}, now it is {_short(new)}; {way_out}"
-            )
-    for name in sorted({*found.inputs, *wanted.inputs}):
-        if found.inputs.get(name) != wanted.inputs.get(name):
-            raise UsageError(f"{folder} was made from another {name}; {way_out}")
-
-
-def _first_difference(name: str, was: Any, now: Any) -> tuple[str, Any, Any]:
-    if isinstance(was, dict) and isinstance(now, dict):
-        for key in sorted({*was, *now}):
-            if was.get(key) != now.get(key):
-                return _first_difference(f"{name}.{key}", was.get(key), now.get(key))
-    return name, was, now
-
-
-def _short(value: Any) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= 60 else f"{text[:59]}…"
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file's bytes."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def folder_digest(folder: Path, patterns: tuple[str, ...] = ("*.json", "*.safetensors")) -> str:
-    """One digest of a checkpoint's files, by name and content."""
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
-        digest.update(f"{path.name} {file_digest(path)}\n".encode())
-    return digest.hexdigest()

@@ -20,10 +20,11 @@ import msgspec
 from engines.base import ServeSpec
 from engines.catalog import adapter as adapter_named
 from harness.errors import GateFailed, HarnessError, UsageError
+from training.files import read_record, record_bytes, write_record
 from training.folders import MODULES, STAGES, Stage, best_checkpoint, stage_folder
-from training.gate import Check, Gate, read_gate, said, write_whole
+from training.gate import Check, Gate, read_gate, said
 from training.plan import TrainingPlan
-from training.progress import note
+from training.progress import clock, note
 
 RECORD = "pipeline.json"
 Run = Callable[[TrainingPlan, Path], Gate]
@@ -77,7 +78,7 @@ def run(plan: TrainingPlan, out: Path, *, runs: dict[Stage, Run] | None = None) 
         kept = before is not None and before == gate
         if not kept:
             _spent(out, stage, seconds, ended=True)
-        how = "kept" if kept else f"passed in {clock(seconds)}"
+        how = "kept" if kept else f"passed in {elapsed(seconds)}"
         note(f"pipeline: {stage} {how}: {key_figures(gate)}")
     return outcome(plan, out)
 
@@ -140,19 +141,12 @@ def _spent(out: Path, stage: Stage, seconds: float, *, ended: bool) -> None:
     times = read_times(out)
     took = times.stages.get(stage, Took())
     stages = {**times.stages, stage: Took(seconds=took.seconds + seconds, ended=ended)}
-    data = msgspec.json.format(msgspec.json.encode(Times(stages=stages)), indent=2) + b"\n"
-    write_whole(out / RECORD, data)
+    write_record(out / RECORD, Times(stages=stages))
 
 
 def read_times(out: Path) -> Times:
     """What each stage took; nothing where it was never said. Raises `UsageError`."""
-    path = out / RECORD
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Times)
-    except FileNotFoundError:
-        return Times()
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); remove it") from None
+    return read_record(out / RECORD, Times, "remove it") or Times()
 
 
 def outcome(plan: TrainingPlan, out: Path) -> Outcome:
@@ -172,9 +166,8 @@ def outcome(plan: TrainingPlan, out: Path) -> Outcome:
 
 def key_figures(gate: Gate, most: int = 3) -> str:
     """What failed, or else the gate's first figures."""
-    failed = [check for check in gate.checks if not check.passed]
-    if failed:
-        return said(failed[0])
+    if not gate.passed:
+        return said(gate.failed[0])
     told = [check for check in gate.checks if check.value is not None]
     return "; ".join(_short(check) for check in told[:most])
 
@@ -202,7 +195,7 @@ def next_command(plan: TrainingPlan, out: Path) -> str:
 def show(found: Outcome, *, as_json: bool) -> None:
     """The table on standard output, its last line the training's folder."""
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+        sys.stdout.write(record_bytes(found).decode())
         print(found.folder, file=sys.stderr, flush=True)
     else:
         sys.stdout.write(table(found))
@@ -215,7 +208,7 @@ def table(found: Outcome) -> str:
     rows = [("stage", "time", "gate", "figures")]
     for each in found.stages:
         gate = "not reached" if each.gate is None else "passed" if each.gate.passed else "FAILED"
-        rows.append((each.stage, clock(each.seconds) if each.seconds else "", gate, each.figures))
+        rows.append((each.stage, elapsed(each.seconds) if each.seconds else "", gate, each.figures))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = []
     for row in rows:
@@ -226,13 +219,9 @@ def table(found: Outcome) -> str:
     return "\n".join(lines) + "\n"
 
 
-def clock(seconds: float) -> str:
-    """Hours, minutes, seconds: 1:02:03, 2:03, or 4.5 s."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+def elapsed(seconds: float) -> str:
+    """1:02:03, 2:03, or 4.5 s."""
+    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
 def run_and_show(plan: TrainingPlan, out: Path, *, as_json: bool) -> None:

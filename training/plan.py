@@ -241,16 +241,3 @@ def read_plan(name: str, sets: Sequence[str] = ()) -> TrainingPlan:
     for item in sets:
         put(laid, *parse_set(item, TrainingPlan))
     return decode(laid, "--set" if sets else str(path), TrainingPlan)
-
-
-def to_toml_table(plan: TrainingPlan) -> dict[str, Any]:
-    """The plan as plain types, what is None left out, for the manifest of a stage."""
-    return _told(msgspec.to_builtins(plan))
-
-
-def _told(table: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _told(value) if isinstance(value, dict) else value
-        for key, value in table.items()
-        if value is not None
-    }

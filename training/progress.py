@@ -6,8 +6,9 @@ import sys
 import time
 from typing import TextIO
 
-PLAIN_INTERVAL_S = 8.0
-LIVE_INTERVAL_S = 0.2
+PLAIN_S = 10.0
+"""Between two plain lines of one stage."""
+LIVE_S = 0.2
 
 
 class Progress:
@@ -31,7 +32,7 @@ class Progress:
         self.tokens += tokens
         now = time.perf_counter()
         last = step + 1 == self.steps
-        interval = LIVE_INTERVAL_S if self.live else PLAIN_INTERVAL_S
+        interval = LIVE_S if self.live else PLAIN_S
         if not last and now - self.shown < interval:
             return
         self.shown = now
@@ -40,7 +41,7 @@ class Progress:
         left = spent / done * (self.steps - step - 1)
         line = (
             f"{self.stage}: step {step + 1}/{self.steps}  {text}  "
-            f"{self.tokens / max(spent, 1e-9):,.0f} tokens/s  {_clock(left)} left"
+            f"{self.tokens / max(spent, 1e-9):,.0f} tokens/s  {clock(left)} left"
         )
         if self.live:
             self.stream.write(f"\r\x1b[2K{line}" + ("\n" if last else ""))
@@ -69,6 +70,8 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Hours, minutes, seconds: 1:02:03, or 2:03."""
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from harness.errors import UsageError, one_line, plain_words
+from training.files import read_record
 
 DROPPED = "dropped.json"
 """Holds an object, id -> why the gate left the sample out; there once the gate has judged."""
@@ -137,13 +138,7 @@ def read_dropped(folder: Path) -> dict[str, str]:
 
     Raises `UsageError` where the file cannot be read.
     """
-    path = folder / DROPPED
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
-    except FileNotFoundError:
-        return {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); run generate again") from None
+    return read_record(folder / DROPPED, dict[str, str], "run generate again") or {}
 
 
 def _read_again(line: Line) -> Sample:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import msgspec
-
-from training.gate import Gate, said
+from training.files import record_bytes
+from training.gate import Gate, check_line
 
 REPORT = "report.txt"
 """What a stage has to tell beside its gate, shown before it."""
@@ -19,7 +18,7 @@ def show_gate(gate: Gate, folder: Path, *, as_json: bool) -> None:
     With `as_json` standard output holds the gate alone, and the folder goes to standard error.
     """
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(gate), indent=2).decode() + "\n")
+        sys.stdout.write(record_bytes(gate).decode())
         print(folder, file=sys.stderr, flush=True)
     else:
         report = folder / REPORT
@@ -31,6 +30,6 @@ def show_gate(gate: Gate, folder: Path, *, as_json: bool) -> None:
 
 def gate_text(gate: Gate) -> str:
     """One line a check, and one for the gate."""
-    lines = [f"  {'ok  ' if check.passed else 'FAIL'}  {said(check)}" for check in gate.checks]
+    lines = [f"  {check_line(check)}" for check in gate.checks]
     verdict = "passed" if gate.passed else "did not pass"
     return "\n".join([f"{gate.stage}: the gate {verdict}", *lines]) + "\n"

@@ -53,6 +53,9 @@ class StateSource(Protocol):
     def stream(self, order: Sequence[int]) -> Iterator[SampleStates]:
         """The states of the samples in `order`, read ahead."""
 
+    def close(self) -> None:
+        """End what computes the states; a later use starts it again."""
+
 
 class StoredStates:
     """A states folder, read by memory map: a sample costs its own bytes, whatever its place."""
@@ -126,6 +129,9 @@ class StoredStates:
         from training.capture.ahead import Ahead
 
         return iter(Ahead(lambda: (self.read(index) for index in order), AHEAD))
+
+    def close(self) -> None:
+        """Nothing is held but maps of files."""
 
     def _add(self, number: int, shard: ShardEntry) -> None:
         path = self.folder / shard.file

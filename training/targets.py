@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from engines.base import EngineUsageError
 from engines.checkpoint import check_named
 from harness.errors import EngineFailure, UsageError
 from training.plan import TrainingPlan
@@ -16,6 +17,8 @@ LONGEST_CONTEXT = 4096
 SPOTS = 16
 SPOT_BYTES = 4096
 """Weights are too large to be read whole: of each file so many bytes at so many places."""
+MOST_MEMORY = 0.8
+"""Of the free memory; the rest is for what is computed."""
 _TEXT_FILES = (
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tiktoken.model"),
     *("tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
@@ -74,6 +77,34 @@ def target_identity(folder: Path) -> dict[str, str | None]:
 def target_digest(identity: dict[str, str | None]) -> str:
     """One digest of a target's identity."""
     return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()
+
+
+def reference_refusal(target: Path, *, growth: float = 1.0, in_memory: bool = True) -> str | None:
+    """Why the reference engine cannot serve the target here, None where it can.
+
+    `growth`: of the weights when they are read. `in_memory`: they go into this machine's memory.
+    """
+    from engines.reference.config import read_config
+
+    try:
+        read_config(target)
+    except EngineUsageError as error:
+        return str(error)
+    needed = growth * sum(file.stat().st_size for file in target.glob("*.safetensors"))
+    free = free_memory()
+    if in_memory and needed > MOST_MEMORY * free:
+        return (
+            f"{target} would take {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are "
+            "free"
+        )
+    return None
+
+
+def free_memory() -> int:
+    """Bytes that this machine could still give."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def _whole(paths: list[Path]) -> str:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from drafters.headers import read_headers
-from harness.errors import GateFailed, UsageError
+from harness.errors import UsageError
+from training.files import locked, read_record, write_record, write_whole
 from training.folders import VOCAB_FILE, Stage, stage_folder
-from training.gate import Check, Gate, passed_gate, read_gate, said, write_gate, write_whole
-from training.generate.made_from import differences
-from training.generate.shards import locked
+from training.gate import Check, Gate, passed_gate, read_gate, require, write_gate
 from training.generate.text import TargetText, read_text, vocab_size
+from training.kept import differences, refuse_changed
 from training.plan import TrainingPlan
 from training.progress import note
 from training.samples import read_samples
@@ -166,9 +166,7 @@ def _write(folder: Path, plan: TrainingPlan, job: _Job) -> Gate:
         note(f"vocab: the draft vocabulary is the target's whole one of {vocabulary:,}: no file")
     else:
         write_whole(path, vocabulary_file(kept, vocabulary))
-    write_whole(
-        folder / COVERAGE, msgspec.json.format(msgspec.json.encode(coverage), indent=2) + b"\n"
-    )
+    write_record(folder / COVERAGE, coverage)
     gate = Gate.of(
         STAGE,
         _checks(coverage, job, kept, plan.vocab.least_coverage),
@@ -177,10 +175,7 @@ def _write(folder: Path, plan: TrainingPlan, job: _Job) -> Gate:
     )
     write_gate(folder, gate)
     _tell(coverage)
-    if not gate.passed:
-        failed = "; ".join(said(check) for check in gate.checks if not check.passed)
-        raise GateFailed(f"{folder}: vocab did not pass its gate: {failed}")
-    return gate
+    return require(gate, folder)
 
 
 def always_kept(text: TargetText, counts: Sequence[int], vocabulary: int) -> list[int]:
@@ -257,6 +252,15 @@ def vocabulary_file(kept: Sequence[int], vocabulary: int) -> bytes:
     return save({"d2t": ids - np.arange(ids.size, dtype=np.int64), "t2d": t2d})
 
 
+def kept_ids(offsets: NDArray[Any], vocabulary: int) -> NDArray[Any] | None:
+    """The target ids int64 [D] of a d2t table; None where it is no table of ascending ids."""
+    import numpy as np
+
+    ids = offsets + np.arange(offsets.size)
+    ascending = bool(ids.size) and bool((np.diff(ids) > 0).all())
+    return ids if ascending and 0 <= ids[0] <= ids[-1] < vocabulary else None
+
+
 def drafter_vocabulary(plan: TrainingPlan, vocabulary: int) -> tuple[int, ...] | None:
     """The target ids that the drafter to finetune drafts; None: all of them, or there is none.
 
@@ -274,8 +278,8 @@ def drafter_vocabulary(plan: TrainingPlan, vocabulary: int) -> tuple[int, ...] |
     if name is not None:
         with safe_open(headers[name].file, framework="np") as file:
             offsets = file.get_tensor(name).astype(np.int64)  # [D]
-        ids = offsets + np.arange(offsets.size)
-        if not ids.size or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= vocabulary:
+        ids = kept_ids(offsets, vocabulary)
+        if ids is None:
             raise UsageError(
                 f"{folder}: d2t is no table of offsets into {vocabulary} tokens (draft id i is "
                 "target id i + d2t[i], ascending); see `python -m drafters validate`"
@@ -301,20 +305,11 @@ def _limit(gate: Gate) -> float | int | str | None:
 
 def _check_same(folder: Path, made: MadeFrom) -> None:
     """Raise `UsageError` where the folder holds what was made from something else."""
-    path = folder / COVERAGE
-    try:
-        before = msgspec.json.decode(path.read_bytes(), type=Coverage).made_from
-    except FileNotFoundError:
+    before = read_record(folder / COVERAGE, Coverage, "remove that folder")
+    if before is None:
         return
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); remove that folder") from None
-    old, new = (_words(msgspec.to_builtins(one)) for one in (before, made))
-    changed = list(differences(old, new))
-    if changed:
-        raise UsageError(
-            f"{folder}: made from something else: {'; '.join(changed)}; give another --out, or "
-            "remove that folder to choose anew"
-        )
+    old, new = (_words(msgspec.to_builtins(one)) for one in (before.made_from, made))
+    refuse_changed(folder, list(differences(old, new)))
 
 
 def _words(made: Mapping[str, Any]) -> dict[str, Any]:

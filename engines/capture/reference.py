@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engines.base import EngineUsageError
 from engines.capture.base import CaptureSpec, RowStates
-from engines.capture.target import check_layers, target_facts
+from engines.capture.target import capture_target, check_layers
 from engines.reference.cache import Batch
 from engines.reference.config import read_config
 from engines.reference.loading import load_model
@@ -26,7 +26,7 @@ class ReferenceCapturer:
 
     def __init__(self, spec: CaptureSpec) -> None:
         self.spec = spec
-        check_layers(spec.aux_layers, target_facts(spec.target))
+        check_layers(spec.aux_layers, capture_target(spec.target))
         config = read_config(spec.target)
         if spec.max_length > config.max_positions:
             raise EngineUsageError(

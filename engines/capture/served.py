@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from engines.base import Adapter, EngineFailed, EngineUsageError, ServeSpec
 from engines.capture.base import CaptureSpec, RowStates
 from engines.capture.target import (
-    TargetFacts,
+    CaptureTarget,
+    capture_target,
     check_layers,
     inner_layers,
     side_by_side,
-    target_facts,
 )
 from engines.process import EngineProcess, free_port
 
@@ -48,7 +48,7 @@ class ServedCapturer:
         self, spec: CaptureSpec, adapter: Adapter, args: tuple[str, ...], env: dict[str, str]
     ) -> None:
         self.spec = spec
-        self.facts: TargetFacts = target_facts(spec.target)
+        self.facts: CaptureTarget = capture_target(spec.target)
         check_layers(spec.aux_layers, self.facts)
         self.layers = inner_layers(spec.aux_layers, self.facts.layers)
         if spec.max_length + self.headroom > self.facts.max_positions:

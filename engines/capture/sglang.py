@@ -19,7 +19,7 @@ from drafters.spec import DrafterError
 from engines.base import EngineFailed, EngineUsageError
 from engines.capture.base import CaptureSpec
 from engines.capture.served import PLUGIN, ServedCapturer, read_chunks, states_folder
-from engines.capture.target import inner_layers, target_facts
+from engines.capture.target import capture_target, inner_layers
 from engines.catalog import adapter
 from engines.sglang import KERNEL_PATH
 
@@ -56,7 +56,7 @@ class SglangCapturer(ServedCapturer):
 
 def capture_arguments(spec: CaptureSpec) -> tuple[str, ...]:
     """What SGLang must be told beside the adapter's arguments (which disable the radix cache)."""
-    facts = target_facts(spec.target)
+    facts = capture_target(spec.target)
     layers = inner_layers(spec.aux_layers, facts.layers)
     try:
         # In any order: states come in the order of the layers. Highest first, for on DeepSeek-like

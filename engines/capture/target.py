@@ -18,7 +18,7 @@ _PREFIXES = ("", "language_model.", "model.language_model.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetFacts:
+class CaptureTarget:
     """A target's sizes; `architecture` is the outermost one, by which engines choose their code."""
 
     folder: Path
@@ -57,12 +57,12 @@ class TargetFacts:
         raise EngineUsageError(f"{self.folder}: the checkpoint has no tensor {names[0]}")
 
 
-def target_facts(folder: Path) -> TargetFacts:
+def capture_target(folder: Path) -> CaptureTarget:
     """Read the target's config. Raises `EngineUsageError` for one that lacks a size."""
     config = read_config(folder, "target")
     text: dict[str, Any] = text_config(config)
     try:
-        return TargetFacts(
+        return CaptureTarget(
             folder=folder,
             architecture=str((config.get("architectures") or [""])[0]),
             layers=int(text["num_hidden_layers"]),
@@ -78,7 +78,7 @@ def target_facts(folder: Path) -> TargetFacts:
         ) from None
 
 
-def check_layers(aux_layers: tuple[int, ...], facts: TargetFacts) -> None:
+def check_layers(aux_layers: tuple[int, ...], facts: CaptureTarget) -> None:
     """Raise `EngineUsageError` where the target has no such layer."""
     wrong = [layer for layer in aux_layers if not 0 <= layer <= facts.layers]
     if wrong:

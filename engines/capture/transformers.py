@@ -7,7 +7,7 @@ from typing import Any
 
 from engines.base import EngineUsageError
 from engines.capture.base import CaptureSpec, RowStates
-from engines.capture.target import check_layers, target_facts
+from engines.capture.target import capture_target, check_layers
 
 
 class TransformersCapturer:
@@ -21,7 +21,7 @@ class TransformersCapturer:
         from transformers import AutoModelForCausalLM
 
         self.spec = spec
-        facts = target_facts(spec.target)
+        facts = capture_target(spec.target)
         check_layers(spec.aux_layers, facts)
         if spec.device.startswith("cuda") and not torch.cuda.is_available():
             raise EngineUsageError(f"device {spec.device}: torch finds no CUDA device; use cpu")

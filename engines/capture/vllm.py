@@ -28,7 +28,7 @@ from engines.capture.served import (
     removed,
     states_folder,
 )
-from engines.capture.target import inner_layers, target_facts
+from engines.capture.target import capture_target, inner_layers
 from engines.catalog import adapter
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _cpu_environment() -> dict[str, str]:
 
 def gpu_arguments(spec: CaptureSpec) -> tuple[str, ...]:
     """What vLLM must be told beside the adapter's arguments, on GPUs."""
-    facts = target_facts(spec.target)
+    facts = capture_target(spec.target)
     layers = [*inner_layers(spec.aux_layers, facts.layers), facts.layers]
     speculative = {
         "method": "extract_hidden_states",

@@ -77,7 +77,7 @@ def test_a_finished_stage_does_nothing_and_another_plan_is_refused(made: Path) -
     again = training("generate", made)
     assert again.returncode == 0 and "nothing to do" in again.stderr
     other = training("generate", made, "sampling.temperature=0.5")
-    assert other.returncode == 2 and other.stderr.startswith("error: ")
+    assert other.returncode == 2 and other.stderr.startswith("training: ")
     assert "sampling.temperature 0.0 -> 0.5" in other.stderr
     assert shard.stat().st_mtime_ns == before
 
@@ -90,6 +90,7 @@ def test_a_draft_vocabulary_from_them(made: Path) -> None:
     assert (made / "vocab" / "vocab.safetensors").is_file()
 
 
+@pytest.mark.full
 def test_sampled_answers_differ_and_come_again_by_their_seeds(
     demo_pair: Path, tmp_path: Path
 ) -> None:
@@ -109,5 +110,5 @@ def test_sampled_answers_differ_and_come_again_by_their_seeds(
 
 def test_an_engine_that_cannot_start_is_one_line(tmp_path: Path, demo_pair: Path) -> None:
     done = training("generate", tmp_path, "engine.max_model_len=100000")
-    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: ")
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("training: ")
     assert "engine.max_model_len=100000" in done.stderr and "Traceback" not in done.stderr

@@ -111,6 +111,8 @@ def survive(repo: Path, whole: Path, out: Path, kills: int, seed: int) -> int:
     return killed
 
 
+@pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_killed_a_few_times_it_makes_the_same(repo: Path, whole: Path, tmp_path: Path) -> None:
     assert survive(repo, whole, tmp_path / "training", kills=4, seed=0) >= 3
 

@@ -267,7 +267,7 @@ LIBRARY_KEYS = [
     library=st.booleans(),
     command=st.sampled_from(["inspect", "validate", "convert"]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_config_crashes_a_command(
     data: st.DataObject, library: bool, command: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -19,10 +19,10 @@ from engines.capture.plugin.hidden_state_files import VllmCapture, sglang_captur
 from engines.capture.served import read_chunks
 from engines.capture.sglang import capture_arguments
 from engines.capture.target import (
+    capture_target,
     final_norm,
     inner_layers,
     side_by_side,
-    target_facts,
 )
 from engines.capture.vllm import gpu_arguments, read_handed_over
 
@@ -58,7 +58,7 @@ def test_states_are_transformers_own(target: Path, name: str) -> None:
         aux = torch.cat([states[layer][0] for layer in (2, 0, 3, 1)], dim=-1)
         torch.testing.assert_close(found.aux, aux, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(found.last_normed, states[-1][0], atol=1e-4, rtol=1e-4)
-        head = target_facts(target).head()
+        head = capture_target(target).head()
         torch.testing.assert_close(
             found.last_normed @ head.T, wanted.logits[0], atol=1e-3, rtol=1e-3
         )
@@ -104,7 +104,7 @@ def test_final_norm_is_transformers_own(target: Path) -> None:
     model.model.norm.register_forward_hook(lambda _, args, out: seen.extend((args[0], out)))
     with torch.no_grad():
         model(torch.tensor([ROWS[1]]))
-    facts = target_facts(target)
+    facts = capture_target(target)
     found = final_norm(seen[0], facts.norm(), facts.norm_eps)
     torch.testing.assert_close(found, seen[1], atol=1e-5, rtol=1e-5)
 
@@ -145,7 +145,7 @@ def test_vllms_file_is_read_once_its_lock_is_free(tmp_path: Path) -> None:
 
 
 def test_what_served_engines_are_told(target: Path) -> None:
-    facts = target_facts(target)
+    facts = capture_target(target)
     told = gpu_arguments(spec(target, 2, 0, 1))
     speculative = json.loads(told[told.index("--speculative-config") + 1])
     ids = speculative["draft_model_config"]["hf_config"]["eagle_aux_hidden_state_layer_ids"]

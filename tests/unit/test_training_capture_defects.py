@@ -26,7 +26,7 @@ from capture_samples import (
 )
 
 from engines.capture.base import CaptureSpec, RowStates, open_capturer
-from engines.capture.target import final_norm, target_facts
+from engines.capture.target import capture_target, final_norm
 from harness.errors import GateFailed
 from training.capture import stage
 from training.capture.checks import stacked
@@ -49,7 +49,7 @@ def _last(change: Callable[[Any], Any]) -> Callable[[list[RowStates]], list[RowS
 def test_a_missing_final_norm_is_named(
     target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    norm = target_facts(target).norm()
+    norm = capture_target(target).norm()
     # Back to before the norm, at a length of its own: what an engine's pre-norm states are.
     gate, told = planted(plan_for(target), work, monkeypatch, _last(lambda last: last / norm * 7.5))
     assert {"proof", "final_norm"} <= set(failed(gate))
@@ -59,7 +59,7 @@ def test_a_missing_final_norm_is_named(
 def test_a_final_norm_applied_twice_is_named(
     target: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = target_facts(target)
+    facts = capture_target(target)
     gate, told = planted(
         plan_for(target),
         work,

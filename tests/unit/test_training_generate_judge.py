@@ -170,8 +170,8 @@ def test_progress_tells_rates_and_time_left_at_a_steady_pace(
             meter.add(tokens=50)
         meter.tick()
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3  # at 15, 30 and 45 seconds, whether samples end or not
-    assert lines[-1].startswith("generate: 63/100 samples  0.51 samples/s  26 tokens/s  1:12 left")
+    assert len(lines) == 5  # every ten seconds, whether samples end or not
+    assert lines[-1].startswith("generate: 65/100 samples  0.50 samples/s  25 tokens/s  1:10 left")
 
 
 class Terminal(io.StringIO):

@@ -181,7 +181,7 @@ def batches(draw: Any) -> Captured:
     return captured_of(rows, pad=draw(st.integers(0, 3)), seed=draw(st.integers(0, 5)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(
     captured=batches(),
     spec=st.sampled_from([LLAMA, MLA]),

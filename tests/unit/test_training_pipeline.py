@@ -10,7 +10,7 @@ import pytest
 from harness.errors import GateFailed, UsageError
 from training.folders import STAGES, Stage, stage_folder
 from training.gate import Check, Gate, read_gate, write_gate
-from training.pipeline import Run, clock, key_figures, outcome, read_times, run, table
+from training.pipeline import Run, elapsed, key_figures, outcome, read_times, run, table
 from training.plan import TrainingPlan, read_plan
 
 
@@ -103,6 +103,6 @@ def test_what_would_end_a_late_stage_is_said_first(tmp_path: Path) -> None:
 
 
 def test_times_and_figures_are_short() -> None:
-    assert (clock(4.26), clock(63), clock(3723)) == ("4.3 s", "1:03", "1:02:03")
+    assert (elapsed(4.26), elapsed(63), elapsed(3723)) == ("4.3 s", "1:03", "1:02:03")
     checks = tuple(Check(name=f"c{i}", passed=True, value=i) for i in range(5))
     assert key_figures(Gate.of("train", checks, output="", inputs={})) == "c0 0; c1 1; c2 2"

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from training_samples import sample
 
 from harness.errors import UsageError
-from training.generate.shards import ShardWriter, locked
+from training.files import locked
+from training.generate.shards import ShardWriter
 from training.samples import DROPPED, Sample, read_samples, shard_paths
 
 NAMES = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=8)

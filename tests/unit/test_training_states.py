@@ -15,8 +15,9 @@ from safetensors import safe_open
 
 from training.capture.ahead import Ahead
 from training.capture.fp8 import dequantise, quantise, relative_error
-from training.capture.store import Layout, ShardWriter, file_sha256, plan_shards
+from training.capture.store import Layout, ShardWriter, plan_shards
 from training.errors import TrainingError
+from training.files import file_digest
 
 
 @given(
@@ -102,7 +103,7 @@ def test_a_shard_is_a_safetensors_file_whatever_the_order_of_writing(
         rows = slice(ends[number] - lengths[number], ends[number])
         writer.add(number, ids[rows], aux[rows], last[rows])
     entry = writer.finish(tuple(map(str, lengths)), (None,) * len(lengths))
-    assert path.stat().st_size == entry.bytes and file_sha256(path) == entry.sha256
+    assert path.stat().st_size == entry.bytes and file_digest(path) == entry.sha256
     assert not list(path.parent.glob("*.partial")) and not list(path.parent.glob(".*"))
     with safe_open(path, framework="pt") as file:
         found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -310,7 +310,7 @@ def test_another_plan_is_refused_and_free_keys_are_not(
 ) -> None:
     out = tmp_path / "train"
     shutil.copytree(whole, out, symlinks=True)
-    with pytest.raises(UsageError, match=r"train\.lr = 0\.003, now it is 0\.5; .*remove"):
+    with pytest.raises(UsageError, match=r"train\.lr 0\.003 -> 0\.5; .*remove"):
         run_job(job_of(root, out, "train.lr=0.5"))
     gate = run_job(job_of(root, out, "train.keep_checkpoints=1", "train.parallel=ddp"))
     assert gate.passed
@@ -440,7 +440,7 @@ def test_an_mla_head_takes_the_targets_ranks_and_yarn(tmp_path: Path) -> None:
 def test_a_target_too_large_to_be_served_is_told_before_the_training(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.train.serving.free_memory", lambda: 1000)
+    monkeypatch.setattr("training.targets.free_memory", lambda: 1000)
     with pytest.raises(UsageError, match=r"train\.serve_check: .*train\.serve_check=0"):
         run_job(job_of(root, tmp_path / "train"))
     gate = run_job(job_of(root, tmp_path / "train", "train.serve_check=0"))

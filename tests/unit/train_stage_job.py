@@ -67,6 +67,9 @@ class MemoryStates:
                 time.sleep(self.delay)
             yield self.read(index)
 
+    def close(self) -> None:
+        pass
+
 
 def make_root(root: Path, *, family: str = "llama", count: int = 40) -> Path:
     """Write a random target, its greedy answers and their states under `root`."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engines.capture.target import TargetFacts, final_norm
+from engines.capture.target import CaptureTarget, final_norm
 from training.capture.inputs import Row
-from training.capture.store import StatesIndex, file_sha256
+from training.capture.store import StatesIndex
+from training.files import file_digest
 from training.gate import Check
 from training.states import SampleStates, StoredStates
 
@@ -26,14 +27,13 @@ QUANTILE = 0.01
 LIKELY = 50
 """A token sampled at a temperature is among this many of the target's likeliest, as a rule."""
 HEAD_ROWS = 16384
-SCAN_ROWS = 8192
 NORM_TOLERANCE = 0.1
 FP8_ERROR = 0.05
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample as it was captured (`got`), as the same engine gives it `alone`, and as the
-    `reference` engine does: states [T, n + 1, H], the last one after the final norm.
+    """A sample as it was captured (`got`), and as the same engine gives it `alone`: states
+    [T, n + 1, H], the last one after the final norm.
 
     `every`: all hidden states 0 … L of the reference engine [T, L + 1, H].
     """
@@ -41,7 +41,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     row: Row
     got: Tensor
     alone: Tensor
-    reference: Tensor | None = None
     every: Tensor | None = None
 
 
@@ -110,7 +109,7 @@ def proof(found: Sequence[tuple[Row, Tensor]], head: Tensor, *, within: int = 1)
 
 def proof_check(
     found: Sequence[tuple[Row, Tensor]],
-    facts: TargetFacts,
+    facts: CaptureTarget,
     least: float,
     *,
     rounded: bool,
@@ -202,7 +201,7 @@ def stored_checks(
     folder: Path, index: StatesIndex, stored: StoredStates | None, rows: Sequence[Row]
 ) -> list[Check]:
     """What is measured of every stored row: checksums, samples, token ids, zeros, numbers."""
-    damaged = [s.file for s in index.shards if file_sha256(folder / s.file) != s.sha256]
+    damaged = [s.file for s in index.shards if file_digest(folder / s.file) != s.sha256]
     checks = [
         _none("checksums", damaged, f"damaged shards of {len(index.shards)}", _RECAPTURE),
     ]

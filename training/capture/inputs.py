@@ -7,14 +7,15 @@ from pathlib import Path
 
 import msgspec
 
-from engines.base import EngineUsageError
+from drafters.ids import default_layers
 from engines.capture.base import CaptureSpec
-from engines.capture.target import TargetFacts, check_layers, target_facts
+from engines.capture.target import CaptureTarget, capture_target, check_layers
 from harness.errors import UsageError
 from training import samples as sample_files
 from training.capture.store import Layout
 from training.folders import stage_folder
 from training.gate import passed_gate
+from training.launch import start_teller
 from training.plan import TrainingPlan
 from training.targets import target_digest, target_folder, target_identity
 
@@ -40,7 +41,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     cut: int
     left_out: int
-    target: TargetFacts
+    target: CaptureTarget
     layout: Layout
 
 
@@ -49,7 +50,7 @@ def read_inputs(plan: TrainingPlan, work: Path) -> Inputs:
     own gate did not pass."""
     folder = stage_folder(work, "generate")
     gate = passed_gate(folder, "generate")
-    facts = target_facts(target_folder(plan))
+    facts = capture_target(target_folder(plan))
     aux_layers = chosen_layers(plan, facts)
     check_layers(aux_layers, facts)
     rows: list[Row] = []
@@ -81,7 +82,7 @@ def read_inputs(plan: TrainingPlan, work: Path) -> Inputs:
     )
 
 
-def _check_ids(sample: str, token_ids: tuple[int, ...], facts: TargetFacts) -> None:
+def _check_ids(sample: str, token_ids: tuple[int, ...], facts: CaptureTarget) -> None:
     if max(token_ids) >= facts.vocab_size or min(token_ids) < 0:
         raise UsageError(
             f"sample {sample}: token id {max(token_ids)}, but {facts.folder} has a vocabulary of "
@@ -89,7 +90,7 @@ def _check_ids(sample: str, token_ids: tuple[int, ...], facts: TargetFacts) -> N
         )
 
 
-def chosen_layers(plan: TrainingPlan, facts: TargetFacts) -> tuple[int, ...]:
+def chosen_layers(plan: TrainingPlan, facts: CaptureTarget) -> tuple[int, ...]:
     """The plan's aux layers; else of a drafter that is finetuned its own, else (2, L/2, L - 3)."""
     if plan.capture.aux_layers is not None:
         if not plan.capture.aux_layers:
@@ -99,7 +100,7 @@ def chosen_layers(plan: TrainingPlan, facts: TargetFacts) -> tuple[int, ...]:
         from drafters.checkpoint import load_spec
 
         return load_spec(Path(plan.drafter.finetune).expanduser(), facts.folder).aux_layers
-    layers = (2, facts.layers // 2, facts.layers - 3)
+    layers = default_layers(facts.layers)
     if len(set(layers)) < 3 or min(layers) < 1:
         raise UsageError(
             f"{facts.folder} has {facts.layers} layers, too few for the usual aux layers "
@@ -128,12 +129,7 @@ def made_from(plan: TrainingPlan, inputs: Inputs) -> dict[str, str]:
 
 def capture_spec(plan: TrainingPlan, inputs: Inputs, workdir: Path) -> CaptureSpec:
     """How the source of the plan is opened for these samples."""
-    from training.progress import note
-
     engine = plan.engine
-
-    def on_phase(phase: str, elapsed_s: float) -> None:
-        note(f"capture: {plan.capture.engine} {phase} ({elapsed_s:.0f} s)")
 
     return CaptureSpec(
         target=inputs.target.folder,
@@ -150,7 +146,7 @@ def capture_spec(plan: TrainingPlan, inputs: Inputs, workdir: Path) -> CaptureSp
         startup_deadline_s=engine.startup_deadline_s,
         extra_args=engine.extra_args,
         extra_env=engine.extra_env,
-        on_phase=on_phase,
+        on_phase=start_teller("capture", plan.capture.engine),
     )
 
 
@@ -164,22 +160,3 @@ def reference_spec(inputs: Inputs, aux_layers: tuple[int, ...], workdir: Path) -
         workdir=workdir,
         dtype="float32",
     )
-
-
-def reference_refusal(inputs: Inputs) -> str | None:
-    """Why the reference engine cannot serve the target here, None where it can."""
-    import psutil
-
-    from engines.reference.config import read_config
-
-    folder = inputs.target.folder
-    try:
-        read_config(folder)
-    except EngineUsageError as error:
-        return str(error)
-    # In float32, from weights that take two bytes a number as a rule.
-    needed = 2 * sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    free = psutil.virtual_memory().available
-    if needed > 0.8 * free:
-        return f"it would take {needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} GiB are free"
-    return None

@@ -10,10 +10,11 @@ from engines.capture.base import Capturer
 from engines.capture.reference import ReferenceCapturer
 from training.capture import checks as measure
 from training.capture.checks import Probe
-from training.capture.inputs import Inputs, Row, reference_refusal, reference_spec
+from training.capture.inputs import Inputs, Row, reference_spec
 from training.capture.store import Layout
 from training.gate import Check
 from training.plan import TrainingPlan
+from training.targets import reference_refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 PROOF_SAMPLES = 64
 PARITY_SAMPLES = 8
 REFERENCE_SAMPLES = 4
+FLOAT32_GROWTH = 2
+"""Of weights that take two bytes a number as a rule."""
 SUSPECTS = 4
 """Samples whose own proof is poor are looked at too, the worst of them."""
 
@@ -99,7 +102,7 @@ def _alone(capturer: Capturer, row: Row) -> Tensor:
 def _reference_checks(plan: TrainingPlan, inputs: Inputs, probes: list[Probe]) -> list[Check]:
     """Parity with the reference engine, layer by layer, and whose layer each state is."""
     layers = (*inputs.layout.aux_layers, inputs.target.layers)
-    refused = reference_refusal(inputs)
+    refused = reference_refusal(inputs.target.folder, growth=FLOAT32_GROWTH)
     if refused is not None:
         reason = f"the reference engine cannot serve this target ({refused})"
         names = ("reference_parity", "layers")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engines.capture.base import Capturer, open_capturer
-from harness.errors import GateFailed, UsageError
+from harness.errors import UsageError
 from training.capture.checks import stacked, states_of, stored_checks
 from training.capture.inputs import Inputs, Row, capture_spec, made_from, read_inputs
 from training.capture.proving import GotStates, proof_checks, proof_samples, prove
@@ -24,8 +24,10 @@ from training.capture.store import (
     read_index,
     write_index,
 )
+from training.files import locked
 from training.folders import stage_folder
-from training.gate import Check, Gate, read_gate, said, write_gate
+from training.gate import GATE, Check, Gate, check_line, read_gate, require, write_gate
+from training.kept import differences, refuse_changed
 from training.plan import TrainingPlan
 from training.progress import Progress, note
 from training.states import StoredStates, open_states
@@ -44,15 +46,20 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     Raises `GateFailed` after the gate is written, `UsageError` for samples or a plan that do not
     fit what was captured already, `TrainingError`, and what the engine raises.
     """
-    folder = stage_folder(work, "capture")
     inputs = read_inputs(plan, work)
+    folder = stage_folder(work, "capture")
+    with locked(folder):
+        return _run(folder, plan, inputs)
+
+
+def _run(folder: Path, plan: TrainingPlan, inputs: Inputs) -> Gate:
     index = _begun(folder, plan, inputs)
     gate = read_gate(folder)
-    if gate is not None and gate.passed and _finished(folder, index, gate, plan):
+    if gate is not None and gate.passed and _finished(index, gate, plan):
         note(f"capture: done already, {folder}")
         return gate
     _check_disk(folder, inputs, index, plan)
-    (folder / "gate.json").unlink(missing_ok=True)
+    (folder / GATE).unlink(missing_ok=True)
     write_index(folder, index)
     _tell(plan, inputs)
     capturer = open_capturer(plan.capture.engine, capture_spec(plan, inputs, folder / "engine"))
@@ -82,20 +89,18 @@ def _begun(folder: Path, plan: TrainingPlan, inputs: Inputs) -> StatesIndex:
     index = read_index(folder)
     if index is None:
         return StatesIndex(layout=inputs.layout, made_from=told, shards_planned=planned)
-    for name, value in told.items():
-        before = index.made_from.get(name)
-        if before == value:
-            continue
-        what = f"{name} was {before} and is {value} now"
-        if name in ("samples", "target"):
-            what = f"the {name} changed since"
-        raise UsageError(
-            f"{folder} was captured otherwise: {what}; give another --out, or remove {folder} to "
-            "capture anew"
-        )
+    before = {name: index.made_from.get(name, "") for name in told}
+    digests = {"samples", "target"}
+    changed = list(differences(_without(before, digests), _without(told, digests)))
+    changed += [f"the {name} changed" for name in sorted(digests) if before[name] != told[name]]
+    refuse_changed(folder, changed)
     return msgspec.structs.replace(
         index, shards=tuple(shard for shard in index.shards if _whole(folder, shard))
     )
+
+
+def _without(told: dict[str, str], names: set[str]) -> dict[str, str]:
+    return {name: value for name, value in told.items() if name not in names}
 
 
 def _whole(folder: Path, shard: ShardEntry) -> bool:
@@ -103,7 +108,7 @@ def _whole(folder: Path, shard: ShardEntry) -> bool:
     return path.is_file() and path.stat().st_size == shard.bytes
 
 
-def _finished(folder: Path, index: StatesIndex, gate: Gate, plan: TrainingPlan) -> bool:
+def _finished(index: StatesIndex, gate: Gate, plan: TrainingPlan) -> bool:
     """Whether the gate still speaks of what lies there, by the limits the plan has today."""
     limits = {check.name: check.limit for check in gate.checks}
     return (
@@ -276,10 +281,7 @@ def _end(folder: Path, gate: Gate) -> Gate:
     """Write the gate and tell it. Raises `GateFailed` where a check did not pass."""
     write_gate(folder, gate)
     for check in gate.checks:
-        note(f"capture: {'ok  ' if check.passed else 'FAIL'} {said(check)}")
-    failed = [check for check in gate.checks if not check.passed]
-    if failed:
-        more = f" (and {len(failed) - 1} more: {folder / 'gate.json'})" if len(failed) > 1 else ""
-        raise GateFailed(f"{folder}: capture did not pass its gate: {said(failed[0])}{more}")
+        note(f"capture: {check_line(check)}")
+    require(gate, folder)
     note(f"capture: {folder}")
     return gate

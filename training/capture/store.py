@@ -8,8 +8,7 @@ than a batch. Only a whole shard gets its name, and only then its line in `index
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,17 +16,16 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from harness.errors import UsageError
+from drafters.headers import BYTES
+from drafters.store import header_bytes
 from training.errors import TrainingError
-from training.gate import write_whole
+from training.files import file_digest, read_record, write_record
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 INDEX = "index.json"
-HASH_BLOCK = 8 * 2**20
 StateDtype = Literal["float32", "bfloat16", "fp8"]
-_SIZES = {"I64": 8, "F32": 4, "BF16": 2, "F8_E4M3": 1}
 _STORED = {"float32": "F32", "bfloat16": "BF16", "fp8": "F8_E4M3"}
 
 
@@ -86,20 +84,12 @@ class StatesIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_index(folder: Path) -> StatesIndex | None:
     """The index of a states folder, None where there is none. Raises `UsageError`."""
-    path = folder / INDEX
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=StatesIndex)
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UsageError(
-            f"{path}: cannot be read ({error}); remove {folder} and capture again"
-        ) from None
+    return read_record(folder / INDEX, StatesIndex, f"remove {folder} and capture again")
 
 
 def write_index(folder: Path, index: StatesIndex) -> None:
     """Replace the index by `index`, whole."""
-    write_whole(folder / INDEX, msgspec.json.format(msgspec.json.encode(index), indent=1) + b"\n")
+    write_record(folder / INDEX, index)
 
 
 def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
@@ -114,15 +104,6 @@ def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
     if begin < len(lengths):
         shards.append(range(begin, len(lengths)))
     return shards
-
-
-def file_sha256(path: Path) -> str:
-    """The digest of a file's bytes."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(HASH_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def encode(states: Tensor, blocks: int, dtype: StateDtype) -> tuple[Tensor, Tensor | None]:
@@ -152,7 +133,9 @@ class ShardWriter:
         offsets = torch.tensor([0, *self.lengths]).cumsum(0)
         self.offsets = [int(n) for n in offsets]
         tensors = layout.tensors(len(self.lengths), self.offsets[-1])
-        header, self._begins = _header(tensors)
+        header, self._begins = header_bytes(
+            {name: (kind, shape, _bytes(kind, shape)) for name, (kind, shape) in tensors.items()}
+        )
         self._widths = {
             name: _bytes(kind, shape[1:]) for name, (kind, shape) in tensors.items()
         }  # of a row
@@ -200,7 +183,7 @@ class ShardWriter:
         os.fsync(self._file)
         os.close(self._file)
         self._file = -1
-        digest = file_sha256(self.partial)
+        digest = file_digest(self.partial)
         os.replace(self.partial, self.path)
         return ShardEntry(
             file=self.path.name,
@@ -226,23 +209,7 @@ class ShardWriter:
 
 
 def _bytes(kind: str, shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count * _SIZES[kind]
-
-
-def _header(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, int]]:
-    """The safetensors header, and where in the file each tensor begins."""
-    told, begins, at = {}, {}, 0
-    for name, (kind, shape) in tensors.items():
-        end = at + _bytes(kind, shape)
-        told[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, end]}
-        begins[name], at = at, end
-    text = json.dumps(told).encode()
-    text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return header, {name: len(header) + begin for name, begin in begins.items()}
+    return math.prod(shape) * BYTES[kind]
 
 
 def _reserve(file: int, size: int) -> None:

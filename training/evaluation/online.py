@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from drafters.formats import text_config
 from engines.base import Adapter, EngineFailed, ServeSpec
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_config
-from engines.process import EngineProcess, free_port
+from engines.process import EngineProcess
 from harness.errors import UsageError
 from harness.load.drive import Driven, drive
 from harness.load.prompts.prompt import Prompt
@@ -25,8 +26,9 @@ from harness.measure.counters import CounterReader, CounterWindow
 from harness.measure.metrics import client_counts, from_histogram, pool
 from harness.records import DraftCounts, LoadPoint, RequestRecord
 from training.evaluation.records import Asked, HeldOut, Online, Source
+from training.launch import serve_spec, start_teller
 from training.plan import TrainingPlan
-from training.progress import Progress, note
+from training.progress import Progress
 
 MODEL = "target"
 GONE = "the engine is gone"
@@ -44,24 +46,15 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
     def spec(self) -> ServeSpec:
         """The neutral specification for an engine that is started here."""
-        engine = self.plan.engine
-        return ServeSpec(
-            target=self.target,
+        return dataclasses.replace(
+            serve_spec(self.plan, self.target, self.context),
             served_name=MODEL,
-            port=engine.port or free_port(),
             drafter=self.drafter,
             k=self.k,
             dtype=served_dtype(self.plan, self.target),
-            max_model_len=self.context,
-            max_num_seqs=engine.max_num_seqs or max(4, self.plan.generate.concurrency),
-            kv_cache_gib=engine.kv_cache_gib,
-            tensor_parallel=engine.tensor_parallel,
-            device=engine.device,
-            seed=self.plan.seed,
-            threads=engine.threads,
-            trust_remote_code=engine.trust_remote_code,
-            extra_args=engine.extra_args,
-            extra_env=engine.extra_env,
+            max_num_seqs=self.plan.engine.max_num_seqs or max(4, self.plan.generate.concurrency),
+            temperature=0.0,
+            reasoning_parser=None,
         )
 
 
@@ -129,16 +122,13 @@ def _server(adapter: Adapter, serving: Serving, folder: Path) -> Iterator[Server
         return
     spec = serving.spec()
 
-    def on_phase(phase: str, elapsed_s: float) -> None:
-        note(f"evaluate: {adapter.name} starts: {phase} ({elapsed_s:.0f} s)")
-
     with EngineProcess(
         adapter,
         spec,
         workdir=folder / "work",
         log_path=folder / "engine.log",
         deadline_s=serving.plan.engine.startup_deadline_s,
-        on_phase=on_phase,
+        on_phase=start_teller("evaluate", adapter.name),
     ) as process:
         process.start()
         process.wait_ready()

@@ -8,31 +8,36 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from drafters.validate import check_fit
 from engines.checkpoint import check_named
 from engines.reference.config import read_config
-from harness.errors import GateFailed, UsageError
 from training.evaluation.compare import checks, offline_row, online_row, table
 from training.evaluation.offline import walk_offline
 from training.evaluation.online import Serving, ask_engine, check_engine
 from training.evaluation.prompts import context_of, of_samples, of_workload
 from training.evaluation.records import Evaluation, HeldOut, Offline, Online
+from training.files import (
+    file_digest,
+    folder_digest,
+    locked,
+    read_record,
+    write_record,
+    write_whole,
+)
 from training.folders import best_checkpoint, stage_folder
-from training.gate import Gate, passed_gate, said, write_gate, write_whole
-from training.kept import begin_stage, file_digest, folder_digest
+from training.gate import Gate, passed_gate, require, write_gate
+from training.kept import begin_stage
 from training.plan import TrainingPlan
 from training.progress import note
 from training.shown import REPORT
-from training.targets import demo_prompts, target_folder
+from training.targets import demo_prompts, target_digest, target_folder, target_identity
 
 STAGE = "evaluate"
 RESULT = "evaluation.json"
 TABLE = REPORT
-Part = TypeVar("Part", Offline, Online)
 
 
 def run(plan: TrainingPlan, work: Path, *, url: str | None = None) -> Gate:
@@ -92,34 +97,36 @@ def _run(
     check_fit(serving.drafter, serving.target)
     for name in plan.evaluate.engines:
         check_engine(name, serving)
-    inputs = {**inputs, "prompts": _digest(held), "target": _target_digest(serving.target)}
-    done = begin_stage(folder, STAGE, _sections(plan), inputs)
-    if done is not None:
-        note(f"evaluate: finished already in {folder}")
-        return done
-    offline = _part(folder / "offline.json", Offline)
-    if offline is None:
-        offline = walk_offline(
-            serving.target,
-            serving.drafter,
-            held,
-            k=serving.k,
-            dtype=plan.engine.dtype,
-            context=serving.context,
-        )
-        _keep(folder / "offline.json", offline)
-    online = [_asked(name, serving, held, folder) for name in plan.evaluate.engines]
-    return _conclude(plan, serving, folder, offline, online, inputs)
+    of_target = target_digest(target_identity(serving.target))
+    inputs = {**inputs, "prompts": _digest(held), "target": of_target}
+    with locked(folder):
+        done = begin_stage(folder, STAGE, _sections(plan), inputs)
+        if done is not None:
+            note(f"evaluate: finished already in {folder}")
+            return done
+        offline = read_record(folder / "offline.json", Offline, "remove it")
+        if offline is None:
+            offline = walk_offline(
+                serving.target,
+                serving.drafter,
+                held,
+                k=serving.k,
+                dtype=plan.engine.dtype,
+                context=serving.context,
+            )
+            write_record(folder / "offline.json", offline)
+        online = [_asked(name, serving, held, folder) for name in plan.evaluate.engines]
+        return _conclude(plan, serving, folder, offline, online, inputs)
 
 
 def _asked(name: str, serving: Serving, held: list[HeldOut], folder: Path) -> Online:
     """What an engine that was asked before the stage was interrupted said then, else now."""
     path = folder / name / "online.json"
-    found = _part(path, Online)
+    found = read_record(path, Online, "remove it")
     if found is None:
         path.parent.mkdir(parents=True, exist_ok=True)
         found = ask_engine(name, serving, held, path.parent)
-        _keep(path, found)
+        write_record(path, found)
     return found
 
 
@@ -146,7 +153,7 @@ def _conclude(
     )
     text = f"acceptance at k = {k}, {len(offline.answers)} held-out prompts, greedy\n"
     text += table(rows, k)
-    _keep(folder / RESULT, result)
+    write_record(folder / RESULT, result)
     write_whole(folder / TABLE, text.encode())
     gate = Gate.of(
         STAGE,
@@ -155,10 +162,7 @@ def _conclude(
         inputs=inputs,
     )
     write_gate(folder, gate)
-    if not gate.passed:
-        failed = next(check for check in gate.checks if not check.passed)
-        raise GateFailed(f"{folder}: {STAGE}: {said(failed)}")
-    return gate
+    return require(gate, folder)
 
 
 def _sections(plan: TrainingPlan) -> dict[str, object]:
@@ -173,24 +177,3 @@ def _sections(plan: TrainingPlan) -> dict[str, object]:
 
 def _digest(held: list[HeldOut]) -> str:
     return hashlib.sha256(msgspec.json.encode(held)).hexdigest()
-
-
-def _target_digest(target: Path) -> str:
-    """Of its config and the sizes of its weights: to read 500 GB for a name is too much."""
-    digest = hashlib.sha256((target / "config.json").read_bytes())
-    for path in sorted(target.glob("*.safetensors")):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-    return digest.hexdigest()
-
-
-def _keep(path: Path, record: msgspec.Struct) -> None:
-    write_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-
-
-def _part(path: Path, kind: type[Part]) -> Part | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{path}: cannot be read ({error}); remove it") from None

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from harness.errors import UsageError
-from training.gate import Check, write_whole
+from training.files import write_record
+from training.gate import Check
 from training.generate.collect import variables_of
 from training.generate.meter import Pace
 from training.generate.text import TargetText
@@ -122,7 +123,7 @@ def examine(folder: Path, text: TargetText, plan: TrainingPlan, wanted: Sequence
         _count(found, sample, reasons)
         _round_trip(found, sample, text, encode=number % every == 0)
         _template(found, sample, text, variables_of(asked[sample.id].prompt, plan))
-    write_whole(folder / DROPPED, msgspec.json.format(msgspec.json.encode(found.dropped)) + b"\n")
+    write_record(folder / DROPPED, found.dropped)
     found.output = digest(read_samples(folder))
     return found
 

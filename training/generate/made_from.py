@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness.errors import UsageError, one_line
-from training.gate import write_whole
+from training.files import read_record, write_record
+from training.kept import differences
 from training.targets import target_digest
 
 BEGUN = "made_from.json"
@@ -38,22 +37,12 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_begun(folder: Path) -> Begun | None:
     """What the folder was begun from, None where nothing is there. Raises `UsageError`."""
-    path = folder / BEGUN
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Begun)
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UsageError(
-            f"{path}: cannot be read ({one_line(str(error), 120)}); give another --out, or remove "
-            "that folder"
-        ) from None
+    return read_record(folder / BEGUN, Begun, "give another --out, or remove that folder")
 
 
 def write_begun(folder: Path, begun: Begun) -> None:
     """Write it whole or not at all."""
-    data = msgspec.json.format(msgspec.json.encode(begun), indent=2) + b"\n"
-    write_whole(folder / BEGUN, data)
+    write_record(folder / BEGUN, begun)
 
 
 def changes(before: MadeFrom, now: MadeFrom) -> list[str]:
@@ -69,17 +58,3 @@ def changes(before: MadeFrom, now: MadeFrom) -> list[str]:
         if before.target.get(part) != now.target.get(part):
             found.append(f"the target's {part} changed")
     return found
-
-
-def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """The keys whose values differ, with both values."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted({*before, *now}):
-            name = f"{where}.{key}" if where else str(key)
-            yield from differences(before.get(key), now.get(key), name)
-    elif before != now:
-        yield f"{where} {_word(before)} -> {_word(now)}"
-
-
-def _word(value: Any) -> str:
-    return "none" if value is None else one_line(str(value), 60)

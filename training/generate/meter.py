@@ -7,7 +7,8 @@ import time
 from collections import deque
 from typing import Any, TextIO
 
-PLAIN_EVERY_S = 15.0
+from training.progress import PLAIN_S, clock
+
 WINDOW_S = 120.0
 """Rates are of so long a time, so that they follow the answers' changing lengths."""
 
@@ -52,7 +53,7 @@ class Meter:
             self._marks.popleft()
         if self._bar is not None:
             self._bar.update(0, completed=self.done, told=self.line())
-        elif now - self._shown >= PLAIN_EVERY_S:
+        elif now - self._shown >= PLAIN_S:
             self._shown = now
             self._say()
 
@@ -73,7 +74,7 @@ class Meter:
         tokens_per_s = (last[2] - first[2]) / spent if spent > 0 else 0.0
         failed = f", {self.failed} failed" if self.failed else ""
         left = self.total - self.done - self.failed
-        time_left = f"{_clock(left / samples_per_s)} left" if samples_per_s and left > 0 else ""
+        time_left = f"{clock(left / samples_per_s)} left" if samples_per_s and left > 0 else ""
         if left > 0 and not samples_per_s:
             time_left = "time left not known yet"
         rates = f"{samples_per_s:.2f} samples/s  {tokens_per_s:,.0f} tokens/s"
@@ -95,7 +96,7 @@ class Pace:
         """One more is done."""
         self._done += 1
         now = self._clock()
-        if now - self._shown >= PLAIN_EVERY_S:
+        if now - self._shown >= PLAIN_S:
             self._shown = now
             print(f"{self._what} {self._done}/{self._total}", file=sys.stderr, flush=True)
 
@@ -113,9 +114,3 @@ def _bar(stream: TextIO, total: int, done: int) -> Any:
     bar.add_task("generate", total=total, completed=done, told="")
     bar.start()
     return bar
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -12,17 +12,16 @@ from typing import Any
 import httpx
 import msgspec
 
-from engines.base import Adapter, EngineFailed, ServeSpec
+from engines.base import Adapter, EngineFailed
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
-from engines.process import EngineProcess, free_port
+from engines.process import EngineProcess
 from harness.errors import UsageError, one_line
 from harness.load.streaming.origin import Origin
 from harness.load.streaming.plain import plain_client
 from harness.load.streaming.pool import check_client
-from training.generate.meter import PLAIN_EVERY_S
+from training.launch import serve_spec, start_teller
 from training.plan import TrainingPlan
-from training.progress import note
 from training.targets import LONGEST_CONTEXT
 
 ASK_S = 10.0
@@ -104,7 +103,7 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
         workdir=folder / "engine",
         log_path=folder / "engine.log",
         deadline_s=plan.engine.startup_deadline_s,
-        on_phase=_teller(adapter.name),
+        on_phase=start_teller("generate", adapter.name),
     ) as process:
         process.start()
         process.wait_ready()
@@ -124,41 +123,6 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
                 else process.failure()
             ),
         )
-
-
-def _teller(name: str) -> Callable[[str, float], None]:
-    """Tells each phase of a start as it begins, and that it still goes on every so often."""
-    shown: list[tuple[str, float]] = []
-
-    def on_phase(phase: str, elapsed_s: float) -> None:
-        if not shown or shown[-1][0] != phase or elapsed_s - shown[-1][1] >= PLAIN_EVERY_S:
-            shown.append((phase, elapsed_s))
-            note(f"generate: starting {name}: {phase} ({elapsed_s:.0f} s)")
-
-    return on_phase
-
-
-def serve_spec(plan: TrainingPlan, target: Path, context: int) -> ServeSpec:
-    """The target alone, as the plan's engine section says."""
-    engine = plan.engine
-    return ServeSpec(
-        target=target,
-        served_name=plan.target.served_name or target.name,
-        port=engine.port or free_port(),
-        dtype=engine.dtype,
-        max_model_len=context,
-        max_num_seqs=engine.max_num_seqs or plan.generate.concurrency,
-        kv_cache_gib=engine.kv_cache_gib,
-        tensor_parallel=engine.tensor_parallel,
-        device=engine.device,
-        seed=plan.seed,
-        temperature=plan.sampling.temperature,
-        threads=engine.threads,
-        trust_remote_code=engine.trust_remote_code,
-        reasoning_parser=engine.reasoning_parser,
-        extra_args=engine.extra_args,
-        extra_env=engine.extra_env,
-    )
 
 
 def _attached(plan: TrainingPlan, adapter: Adapter) -> Server:

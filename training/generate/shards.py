@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from harness.errors import UsageError
 from training.samples import Sample, shard_paths
 
 SYNC_EVERY = 16
 SYNC_AFTER_S = 2.0
-LOCK = ".lock"
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for one process. Raises `UsageError` where another one has it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"{folder}: another process is at work there; wait for it, or give another --out"
-            ) from None
-        yield
 
 
 class ShardWriter:

@@ -15,23 +15,24 @@ from typing import Any
 import msgspec
 
 from engines.base import EngineUsageError
-from harness.errors import GateFailed, UsageError
+from harness.errors import UsageError
 from harness.load.prompts.datasets import load_prompts
 from harness.load.prompts.prompt import Prompt
 from harness.load.streaming.client import check_prompts
+from training.files import file_digest, locked, write_record
 from training.folders import Stage, stage_folder
-from training.gate import GATE, Gate, read_gate, said, write_gate, write_whole
+from training.gate import GATE, Gate, check_line, read_gate, require, write_gate
 from training.generate.made_from import Begun, MadeFrom, changes, read_begun, write_begun
 from training.generate.meter import Meter, Pace
 from training.generate.server import check_server, context_for, own_context, serving
-from training.generate.shards import ShardWriter, locked
-from training.generate.stopping import stoppable
+from training.generate.shards import ShardWriter
 from training.generate.text import TargetText, read_text
 from training.generate.wanted import Talk, Wanted, answered, talks, wanted_samples
+from training.kept import refuse_changed
 from training.plan import TrainingPlan
 from training.progress import note
 from training.samples import read_samples, shard_paths, whole_lines
-from training.targets import demo_folder, target_folder, target_identity
+from training.targets import demo_prompts, target_folder, target_identity
 
 STAGE: Stage = "generate"
 MANIFEST = "manifest.json"
@@ -44,16 +45,15 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     Raises `GateFailed` where it does not pass, `UsageError` for what cannot be asked or was begun
     from something else, `EngineFailed` where the server does not last; what is there is kept.
     """
-    with stoppable():
-        check_server(plan)
-        target = target_folder(plan)
-        text = read_text(target, trust_remote_code=plan.engine.trust_remote_code)
-        prompts = prompts_of(plan, target)
-        wanted = wanted_samples(prompts, plan)
-        made = made_from(plan, target, prompts)
-        folder = stage_folder(work, STAGE)
-        with locked(folder):
-            return _run(plan, folder, _Job(text=text, target=target, wanted=wanted, made=made))
+    check_server(plan)
+    target = target_folder(plan)
+    text = read_text(target, trust_remote_code=plan.engine.trust_remote_code)
+    prompts = prompts_of(plan, target)
+    wanted = wanted_samples(prompts, plan)
+    made = made_from(plan, target, prompts)
+    folder = stage_folder(work, STAGE)
+    with locked(folder):
+        return _run(plan, folder, _Job(text=text, target=target, wanted=wanted, made=made))
 
 
 class _Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +74,7 @@ def _run(plan: TrainingPlan, folder: Path, job: _Job) -> Gate:
         left = talks(job.wanted, _have(folder))
         if left:
             begun = _collect(plan, folder, job, left)
-    gate = _judge(plan, folder, job, begun)
-    if not gate.passed:
-        failed = "; ".join(said(check) for check in gate.checks if not check.passed)
-        raise GateFailed(f"{folder}: generate did not pass its gate: {failed}")
-    return gate
+    return require(_judge(plan, folder, job, begun), folder)
 
 
 def prompts_of(plan: TrainingPlan, target: Path) -> list[Prompt]:
@@ -89,11 +85,10 @@ def prompts_of(plan: TrainingPlan, target: Path) -> list[Prompt]:
             "workload.ignore_eos=true: answers would go on behind their end, and a drafter would "
             "learn that; leave it out"
         )
-    demo = demo_folder(plan) / "prompts.jsonl" if workload.dataset == "demo" else None
     try:
         prompts = load_prompts(
             workload,
-            demo_prompts=demo,
+            demo_prompts=demo_prompts(plan),
             tokenizer=target,
             seed=plan.seed,
             context=plan.engine.max_model_len or own_context(target),
@@ -151,10 +146,7 @@ def _begun(folder: Path, made: MadeFrom) -> Begun:
         begun = Begun(made=made)
         write_begun(folder, begun)
     elif changed:
-        raise UsageError(
-            f"{folder}: begun from something else: {'; '.join(changed)}; give another --out, or "
-            "remove that folder to start anew"
-        )
+        refuse_changed(folder, changed)
     return begun
 
 
@@ -188,8 +180,7 @@ def _collect(plan: TrainingPlan, folder: Path, job: _Job, left: list[Talk]) -> B
                 reason = collector.collect(left, meter)
             finally:
                 meter.close()
-                failures = msgspec.json.encode(collector.failures)
-                write_whole(folder / FAILURES, msgspec.json.format(failures) + b"\n")
+                write_record(folder / FAILURES, collector.failures)
         if reason is not None:
             failed = server.failed(reason)
             raise type(failed)(
@@ -260,8 +251,7 @@ def _judge(plan: TrainingPlan, folder: Path, job: _Job, begun: Begun) -> Gate:
         "shards": [_shard(path) for path in shard_paths(folder)],
         "output": found.output,
     }
-    encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    write_whole(folder / MANIFEST, encoded + b"\n")
+    write_record(folder / MANIFEST, manifest)
     write_gate(folder, gate)
     _tell(found.kept, found.samples, tokens, gate)
     return gate
@@ -276,17 +266,12 @@ def _failures(folder: Path) -> dict[str, str]:
 
 
 def _shard(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        return {
-            "name": path.name,
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": file_digest(path)}
 
 
 def _tell(kept: int, samples: int, tokens: dict[str, int], gate: Gate) -> None:
     for check in gate.checks:
-        note(f"generate: {'ok  ' if check.passed else 'FAIL'} {said(check)}")
+        note(f"generate: {check_line(check)}")
     note(
         f"generate: {kept} of {samples} samples kept, {tokens['kept_answer']:,} answer tokens "
         f"in {tokens['kept']:,}"

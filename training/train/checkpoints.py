@@ -27,8 +27,8 @@ from drafters.checkpoint import save
 from drafters.eagle3 import Eagle3Drafter
 from harness.errors import UsageError, one_line
 from training.errors import TrainingError
+from training.files import write_record
 from training.folders import BEST, CHECKPOINTS
-from training.gate import write_whole
 
 STATE = "training.json"
 OPTIMIZER = "optimizer_state_dict.pt"
@@ -216,5 +216,4 @@ def point_best(train: Path, checkpoint: Path) -> None:
 
 def write_checks(checkpoint: Path, value: msgspec.Struct) -> None:
     """Keep what was checked of a checkpoint beside it."""
-    data = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
-    write_whole(checkpoint / CHECKS, data)
+    write_record(checkpoint / CHECKS, value)

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from training.progress import LIVE_S, PLAIN_S
+
 if TYPE_CHECKING:
     from rich.live import Live
 
-PLAIN_S = 10.0  # between two lines of figures
 QUIET_S = 20.0  # after which the silence is broken
-LIVE_S = 0.25
 
 
 class Console:
@@ -105,10 +105,3 @@ class Console:
             now = time.monotonic()
             if now - self._spoke >= QUIET_S:
                 self.say(f"train: {self._doing}: {now - self._since:.0f} s so far")
-
-
-def clock(seconds: float) -> str:
-    """h:mm:ss, or m:ss below an hour."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -11,7 +11,8 @@ import msgspec
 
 from harness.errors import UsageError
 from training.errors import TrainingError
-from training.gate import said, write_whole
+from training.files import write_record
+from training.gate import said
 from training.states import SampleStates
 from training.train import checkpoints as disk
 from training.train.examine import Examination, examine, read_examination
@@ -61,8 +62,7 @@ class Judge:
             return
         figures = self.validate("validation before the first update")
         if self.world.first:
-            data = msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n"
-            write_whole(path, data)
+            write_record(path, figures)
 
     def validate(self, what: str = "validation") -> HeldOut:
         """Held-out figures of the drafter as it stands. KeyboardInterrupt where asked to stop."""

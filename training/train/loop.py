@@ -18,8 +18,9 @@ from torch import Tensor
 from drafters.eagle3 import Eagle3Drafter
 from training.counts import StepCounts
 from training.errors import TrainingError
+from training.progress import clock
 from training.train import checkpoints as disk
-from training.train.console import Console, clock
+from training.train.console import Console
 from training.train.examine import read_examination
 from training.train.feed import Feed, LoadedRow, to_device
 from training.train.guard import SpikeRule, Starvation, not_finite
@@ -120,7 +121,7 @@ class Loop:
             seconds = time.perf_counter() - begun
             self._record(figures, norm, lr, seconds, feed.waited - waited)
             starving = self._starving(seconds, feed.waited - waited)
-            self._between(figures, update, starving)
+            self._between(update, starving)
 
     # -- one update --------------------------------------------------------------------------
 
@@ -227,7 +228,7 @@ class Loop:
         if position.in_epoch == self.machine.epoch_updates[position.epoch]:
             position.epoch, position.in_epoch = position.epoch + 1, 0
 
-    def _between(self, figures: Figures, update: Update, starving: float | None) -> None:
+    def _between(self, update: Update, starving: float | None) -> None:
         """Checkpoints and validations that are due, and the wish to stop."""
         done = self.position.update
         asked, starved = total([float(self.stop.asked), float(starving is not None)], self.world)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from training.gate import write_whole
+from training.files import write_whole
 from training.train.events import EventFile
 
 FILE = "metrics.jsonl"

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from drafters.eagle3 import Eagle3Drafter
-from engines.base import EngineUsageError
 from harness.errors import UsageError
 from training.data import Document, collate
 from training.evaluate import DraftCounts, Span, draft_everywhere, walk_all
 from training.plan import TrainingPlan
 from training.states import SampleStates
+from training.targets import reference_refusal
+from training.train.feed import to_device
 from training.trainer import Captured
 
 if TYPE_CHECKING:
@@ -59,27 +60,11 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_servable(target: Path, device: str) -> None:
     """Raises `UsageError` where the reference engine could never serve the target here."""
-    from engines.reference.config import read_config
-
-    way_out = "use --set train.serve_check=0 to train without"
-    try:
-        read_config(target)
-    except EngineUsageError as error:
-        raise UsageError(f"train.serve_check: {error}; {way_out}") from None
-    needed = sum(file.stat().st_size for file in target.glob("*.safetensors"))
-    free = free_memory()
-    if device == "cpu" and needed > 0.8 * free:
+    refused = reference_refusal(target, in_memory=device == "cpu")
+    if refused is not None:
         raise UsageError(
-            f"train.serve_check: to serve {target} takes {needed / 2**30:.1f} GiB of memory, "
-            f"{free / 2**30:.1f} GiB are free; {way_out}"
+            f"train.serve_check: {refused}; use --set train.serve_check=0 to train without"
         )
-
-
-def free_memory() -> int:
-    """Bytes that this machine could still give."""
-    import psutil
-
-    return int(psutil.virtual_memory().available)
 
 
 def serve(
@@ -176,14 +161,10 @@ def _walked(
 ) -> DraftCounts:
     begin = states.loss_from
     ids = states.token_ids[:begin].tolist() + request.output
-    device = drafter.embed_tokens.weight.device
     batch = collate([[Document(ids=ids, loss_from=begin)]], len(ids))
-    moved = {name: getattr(batch, name).to(device) for name in batch.__struct_fields__}
-    captured = Captured(
-        batch=type(batch)(**moved),
-        aux=aux[: len(ids)].to(device, torch.float32)[None],
-        last_normed=torch.zeros(1, len(ids), 1, device=device),
-    )
-    drafts = draft_everywhere(drafter, captured, k)
+    last = torch.zeros(1, len(ids), 1)  # nothing is asked of it
+    captured = Captured(batch=batch, aux=aux[None, : len(ids)], last_normed=last)
+    device = drafter.embed_tokens.weight.device
+    drafts = draft_everywhere(drafter, to_device(captured, device, torch.float32), k)
     span = Span(row=0, begin=begin, end=len(ids), known=len(ids))
     return walk_all(drafts.cpu(), batch.ids, [span])

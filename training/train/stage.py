@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from harness.errors import GateFailed, HarnessError, UsageError
+from training.files import file_digest, folder_digest, locked
 from training.folders import VOCAB_FILE, Stage, stage_folder
-from training.gate import Check, Gate, passed_gate, read_gate, said, write_gate
+from training.gate import Check, Gate, passed_gate, read_gate, require, said, write_gate
 from training.plan import TrainingPlan
 
 if TYPE_CHECKING:
@@ -77,15 +78,16 @@ def _run(plan: TrainingPlan, work: Path, world: World, console: Console) -> Gate
 
     inputs = _inputs(plan, work)
     folder = stage_folder(work, STAGE)
-    done = _begin(folder, plan, inputs, world)
-    if done is not None:
-        console.say(f"train: nothing to do, {folder} is finished and passed its gate")
-        return done
-    many = f", process {world.rank + 1} of {world.size}" if world.size > 1 else ""
-    console.doing(f"reading samples and states in {work} (device {world.device}{many})")
-    with _source(plan, work) as source:
-        job = read_job(plan, work, target_folder(plan), source)
-        return train_job(job, inputs, world, console, barrier=barrier)
+    with ExitStack() as held:
+        done = _begin(folder, plan, inputs, world, held)
+        if done is not None:
+            console.say(f"train: nothing to do, {folder} is finished and passed its gate")
+            return done
+        many = f", process {world.rank + 1} of {world.size}" if world.size > 1 else ""
+        console.doing(f"reading samples and states in {work} (device {world.device}{many})")
+        with _source(plan, work) as source:
+            job = read_job(plan, work, target_folder(plan), source)
+            return train_job(job, inputs, world, console, barrier=barrier)
 
 
 def train_job(
@@ -104,9 +106,7 @@ def train_job(
     barrier(world)
     gate = read_gate(job.folder)
     assert gate is not None
-    if not gate.passed:
-        failed = next(check for check in gate.checks if not check.passed)
-        raise GateFailed(f"{job.folder}: train did not pass its gate: {said(failed)}")
+    require(gate, job.folder)
     console.say(f"train: {said(gate.checks[1])}; best: {job.folder / 'best'}")
     return gate
 
@@ -117,8 +117,6 @@ def _inputs(plan: TrainingPlan, work: Path) -> dict[str, str]:
         stage: passed_gate(stage_folder(work, stage), stage).output for stage in BEFORE
     }
     if plan.drafter.finetune is not None:
-        from training.kept import folder_digest
-
         found["finetune"] = folder_digest(Path(plan.drafter.finetune).expanduser())
     return found
 
@@ -133,14 +131,20 @@ def sections(plan: TrainingPlan) -> dict[str, Any]:
     return {"train": train, "drafter": drafter}
 
 
-def _begin(folder: Path, plan: TrainingPlan, inputs: dict[str, str], world: World) -> Gate | None:
-    """The gate where the stage has ended; one process asks for all, and its error ends all."""
+def _begin(
+    folder: Path, plan: TrainingPlan, inputs: dict[str, str], world: World, held: ExitStack
+) -> Gate | None:
+    """The gate where the stage has ended; one process asks for all, and its error ends all.
+
+    It holds the folder for all of them, as long as `held` does.
+    """
     from training.kept import begin_stage
     from training.train.parallel import from_first
 
     done: Gate | HarnessError | None = None
     if world.first:
         try:
+            held.enter_context(locked(folder))
             done = begin_stage(folder, STAGE, sections(plan), inputs)
         except HarnessError as error:
             done = error
@@ -155,14 +159,9 @@ def _begin(folder: Path, plan: TrainingPlan, inputs: dict[str, str], world: Worl
 @contextmanager
 def _source(plan: TrainingPlan, work: Path) -> Iterator[StateSource]:
     """Stored states, or an engine that computes them; the engine ends with the block."""
-    if not plan.capture.online:
-        from training.states import open_states
+    from training.states import open_source
 
-        yield open_states(stage_folder(work, "capture"))
-        return
-    from training.capture.online import open_online
-
-    source = open_online(plan, work)
+    source = open_source(plan, work)
     try:
         yield source
     finally:
@@ -195,7 +194,9 @@ def read_vocabulary(path: Path, vocab_size: int) -> Tensor | None:
     """
     import torch
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.numpy import load_file
+
+    from training.vocab import kept_ids
 
     if not path.is_file():
         return None
@@ -203,17 +204,16 @@ def read_vocabulary(path: Path, vocab_size: int) -> Tensor | None:
         table = load_file(path)["d2t"]
     except (SafetensorError, OSError, KeyError) as error:
         raise UsageError(f"{path}: cannot be read ({error}); run vocab again") from None
-    kept = table + torch.arange(len(table))
-    if not len(kept) or bool((kept.diff() <= 0).any()) or not 0 <= int(kept[-1]) < vocab_size:
+    kept = kept_ids(table, vocab_size)
+    if kept is None:
         raise UsageError(
             f"{path}: d2t is no table of offsets into {vocab_size} tokens; run vocab again"
         )
-    return None if len(kept) == vocab_size else kept
+    return None if len(kept) == vocab_size else torch.from_numpy(kept)
 
 
 def judged(job: Job, inputs: dict[str, str]) -> Gate:
     """The gate of a training that has ended."""
-    from training.kept import file_digest
     from training.train.checkpoints import best_of
     from training.train.examine import read_examination
     from training.train.metrics import read_metrics

@@ -90,6 +90,12 @@ class Tally:
         slots, hits, eligible, all_right, positions = (
             rest[i * self.k : (i + 1) * self.k] for i in range(len(by_step))
         )
+        walked = DraftCounts(
+            drafts=int(drafts),
+            drafted=int(drafted),
+            accepted=int(accepted),
+            per_position=tuple(int(p) for p in positions),
+        )
         return HeldOut(
             samples=int(samples),
             tokens=int(tokens),
@@ -99,10 +105,10 @@ class Tally:
             marginal=_shares(hits, slots),
             conditional=_shares(all_right, eligible),
             outside=outside_share(counts.get("outside"), counts.get("judged")),
-            drafts=int(drafts),
-            acceptance_length=1 + accepted / drafts if drafts else None,
-            acceptance_rate=accepted / drafted if drafted else None,
-            position_rates=tuple(p / drafts for p in positions) if drafts else None,
+            drafts=walked.drafts,
+            acceptance_length=walked.acceptance_length,
+            acceptance_rate=walked.acceptance_rate,
+            position_rates=walked.position_rates,
         )
 
 
