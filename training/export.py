@@ -30,10 +30,12 @@ from training.evaluation.prompts import context_of
 from training.evaluation.records import HeldOut, Offline
 from training.folders import Stage, best_checkpoint, stage_folder
 from training.gate import Check, Gate, passed_gate, said, write_gate, write_whole
+from training.generate.shards import locked
 from training.kept import begin_stage, file_digest
 from training.plan import TrainingPlan
 from training.progress import note
 from training.targets import target_folder
+from training.unchanged import unchanged_best
 
 STAGE: Stage = "export"
 MANIFEST = "manifest.json"
@@ -64,11 +66,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(plan: TrainingPlan, work: Path) -> Gate:
     """Export the training's best checkpoint. Raises `GateFailed` where a format is not right."""
-    trained = passed_gate(stage_folder(work, "train"), "train")
+    trained = unchanged_best(work)
     evaluated = passed_gate(stage_folder(work, "evaluate"), "evaluate")
-    folder, source = stage_folder(work, STAGE), best_checkpoint(work)
+    folder = stage_folder(work, STAGE)
     target = target_folder(plan)
     inputs = {"train": trained.output, "evaluate": evaluated.output}
+    with locked(folder):
+        return _run(plan, work, target, inputs)
+
+
+def _run(plan: TrainingPlan, work: Path, target: Path, inputs: dict[str, str]) -> Gate:
+    folder, source = stage_folder(work, STAGE), best_checkpoint(work)
     done = begin_stage(folder, STAGE, {"export": plan.export}, inputs)
     if done is not None:
         note(f"export: finished already in {folder}")
@@ -79,7 +87,7 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
         loaded += _loaded(plan, work, target, Path(export.folder), export.format)
     manifest = Manifest(
         checkpoint=str(source),
-        checkpoint_digest=trained.output,
+        checkpoint_digest=inputs["train"],
         target=str(target),
         exports=tuple(exports),
     )

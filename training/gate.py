@@ -80,8 +80,12 @@ def read_gate(folder: Path) -> Gate | None:
         return msgspec.json.decode(path.read_bytes(), type=Gate)
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        raise UsageError(f"{folder}: not in a folder; is --out a file?") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); run the stage again") from None
+        raise UsageError(
+            f"{path}: cannot be read ({error}); remove it and run the stage again"
+        ) from None
 
 
 def passed_gate(folder: Path, stage: str) -> Gate:
@@ -93,6 +97,11 @@ def passed_gate(folder: Path, stage: str) -> Gate:
     if gate is None:
         raise UsageError(
             f"{folder}: the stage {stage} has not ended; run `python -m training {stage}` first"
+        )
+    if gate.stage != stage:
+        raise UsageError(
+            f"{folder / GATE}: is the gate of {gate.stage}, not of {stage}; remove it and run "
+            f"`python -m training {stage}` again"
         )
     if not gate.passed:
         failed = next(check for check in gate.checks if not check.passed)

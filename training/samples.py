@@ -143,7 +143,9 @@ def read_dropped(folder: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read ({error}); run generate again") from None
+        raise UsageError(
+            f"{path}: cannot be read ({error}); remove it and run generate again"
+        ) from None
 
 
 def _read_again(line: Line) -> Sample:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from training.capture.store import ShardEntry
     from training.plan import TrainingPlan
 
+SUMS_AT_ONCE = 4
 AHEAD = 16
 """Samples that `stream` of stored states reads ahead."""
 
@@ -126,6 +127,20 @@ class StoredStates:
         from training.capture.ahead import Ahead
 
         return iter(Ahead(lambda: (self.read(index) for index in order), AHEAD))
+
+    def damaged(self, shards: Sequence[ShardEntry]) -> TrainingError | None:
+        """The first of `shards` whose bytes have another sum than when they were captured."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        from training.capture.store import file_sha256
+
+        with ThreadPoolExecutor(SUMS_AT_ONCE) as pool:
+            sums = pool.map(lambda shard: file_sha256(self.folder / shard.file), shards)
+            for shard, found in zip(shards, sums, strict=True):
+                if found != shard.sha256:
+                    pool.shutdown(cancel_futures=True)
+                    return self._damaged(shard.file, "changed since it was captured")
+        return None
 
     def _add(self, number: int, shard: ShardEntry) -> None:
         path = self.folder / shard.file

@@ -14,9 +14,9 @@ from harness.errors import UsageError
 from training import samples as sample_files
 from training.capture.store import Layout
 from training.folders import stage_folder
-from training.gate import passed_gate
 from training.plan import TrainingPlan
 from training.targets import target_digest, target_folder, target_identity
+from training.unchanged import unchanged_samples
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ def read_inputs(plan: TrainingPlan, work: Path) -> Inputs:
     """Everything the stage is made from. Raises `UsageError`, and `GateFailed` where the samples'
     own gate did not pass."""
     folder = stage_folder(work, "generate")
-    gate = passed_gate(folder, "generate")
+    gate = unchanged_samples(work)
     facts = target_facts(target_folder(plan))
     aux_layers = chosen_layers(plan, facts)
     check_layers(aux_layers, facts)

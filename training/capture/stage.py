@@ -26,6 +26,7 @@ from training.capture.store import (
 )
 from training.folders import stage_folder
 from training.gate import Check, Gate, read_gate, said, write_gate
+from training.generate.shards import locked
 from training.plan import TrainingPlan
 from training.progress import Progress, note
 from training.states import StoredStates, open_states
@@ -46,6 +47,11 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     """
     folder = stage_folder(work, "capture")
     inputs = read_inputs(plan, work)
+    with locked(folder):
+        return _run(plan, folder, inputs)
+
+
+def _run(plan: TrainingPlan, folder: Path, inputs: Inputs) -> Gate:
     index = _begun(folder, plan, inputs)
     gate = read_gate(folder)
     if gate is not None and gate.passed and _finished(folder, index, gate, plan):

@@ -22,12 +22,14 @@ from training.evaluation.online import Serving, ask_engine, check_engine
 from training.evaluation.prompts import context_of, of_samples, of_workload
 from training.evaluation.records import Evaluation, HeldOut, Offline, Online
 from training.folders import best_checkpoint, stage_folder
-from training.gate import Gate, passed_gate, said, write_gate, write_whole
+from training.gate import Gate, said, write_gate, write_whole
+from training.generate.shards import locked
 from training.kept import begin_stage, file_digest, folder_digest
 from training.plan import TrainingPlan
 from training.progress import note
 from training.shown import REPORT
 from training.targets import demo_prompts, target_folder
+from training.unchanged import unchanged_best, unchanged_samples
 
 STAGE = "evaluate"
 RESULT = "evaluation.json"
@@ -41,9 +43,10 @@ def run(plan: TrainingPlan, work: Path, *, url: str | None = None) -> Gate:
     Raises `GateFailed` where an engine accepts more than `evaluate.largest_gap` less, or more,
     than is expected.
     """
-    trained = passed_gate(stage_folder(work, "train"), "train")
+    trained = unchanged_best(work)
     target, drafter = target_folder(plan), best_checkpoint(work)
     context = context_of(plan, read_config(target).max_positions)
+    unchanged_samples(work)
     held = of_samples(plan, work, context)
     return _run(
         plan,
@@ -93,6 +96,17 @@ def _run(
     for name in plan.evaluate.engines:
         check_engine(name, serving)
     inputs = {**inputs, "prompts": _digest(held), "target": _target_digest(serving.target)}
+    with locked(folder):
+        return _begun(plan, serving, held, folder, inputs)
+
+
+def _begun(
+    plan: TrainingPlan,
+    serving: Serving,
+    held: list[HeldOut],
+    folder: Path,
+    inputs: dict[str, str],
+) -> Gate:
     done = begin_stage(folder, STAGE, _sections(plan), inputs)
     if done is not None:
         note(f"evaluate: finished already in {folder}")

@@ -65,7 +65,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
 
 def _run(plan: TrainingPlan, folder: Path, job: _Job) -> Gate:
     begun = _begun(folder, job.made)
-    before = read_gate(folder)
+    before = _still(folder, read_gate(folder))
     if before is not None and before.passed and _limits(plan) == begun.limits:
         note(f"generate: nothing to do, {folder} is finished and passed its gate")
         return before
@@ -79,6 +79,18 @@ def _run(plan: TrainingPlan, folder: Path, job: _Job) -> Gate:
         failed = "; ".join(said(check) for check in gate.checks if not check.passed)
         raise GateFailed(f"{folder}: generate did not pass its gate: {failed}")
     return gate
+
+
+def _still(folder: Path, gate: Gate | None) -> Gate | None:
+    """The gate if it speaks of the samples that are there now; None: they changed since."""
+    if gate is None or not gate.passed:
+        return gate
+    from training.generate.judge import digest
+
+    if gate.output == digest(read_samples(folder)):
+        return gate
+    note(f"generate: the samples in {folder} changed since they passed their gate")
+    return None
 
 
 def prompts_of(plan: TrainingPlan, target: Path) -> list[Prompt]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from harness.errors import GateFailed, HarnessError, UsageError
+from training.errors import TrainingError
 from training.folders import VOCAB_FILE, Stage, stage_folder
 from training.gate import Check, Gate, passed_gate, read_gate, said, write_gate
 from training.plan import TrainingPlan
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 STAGE: Stage = "train"
 STOPPED = 130
-BEFORE: tuple[Stage, ...] = ("generate", "capture", "vocab")
 FREE = (
     "keep_checkpoints",
     "validate_every",
@@ -72,10 +72,20 @@ def one_voice(world: World) -> Iterator[None]:
 
 
 def _run(plan: TrainingPlan, work: Path, world: World, console: Console) -> Gate:
+
+    inputs = _inputs(plan, work)
+    with _alone(stage_folder(work, STAGE), world):
+        return _run_alone(plan, work, (world, console), inputs)
+
+
+def _run_alone(
+    plan: TrainingPlan, work: Path, seat: tuple[World, Console], inputs: dict[str, str]
+) -> Gate:
+    """`seat`: the process's place among all, and its voice."""
     from training.targets import target_folder
     from training.train.parallel import barrier
 
-    inputs = _inputs(plan, work)
+    world, console = seat
     folder = stage_folder(work, STAGE)
     done = _begin(folder, plan, inputs, world)
     if done is not None:
@@ -84,6 +94,8 @@ def _run(plan: TrainingPlan, work: Path, world: World, console: Console) -> Gate
     many = f", process {world.rank + 1} of {world.size}" if world.size > 1 else ""
     console.doing(f"reading samples and states in {work} (device {world.device}{many})")
     with _source(plan, work) as source:
+        if not plan.capture.online:
+            _check_sums(source, world, console)
         job = read_job(plan, work, target_folder(plan), source)
         return train_job(job, inputs, world, console, barrier=barrier)
 
@@ -113,9 +125,16 @@ def train_job(
 
 def _inputs(plan: TrainingPlan, work: Path) -> dict[str, str]:
     """Digests of what the stage is made from; every one of them passed its gate."""
-    found: dict[str, str] = {
-        stage: passed_gate(stage_folder(work, stage), stage).output for stage in BEFORE
+    from training.heads import read_facts
+    from training.targets import target_folder
+    from training.unchanged import unchanged_samples, unchanged_vocabulary
+
+    gates: dict[Stage, Gate] = {
+        "generate": unchanged_samples(work),
+        "capture": passed_gate(stage_folder(work, "capture"), "capture"),
+        "vocab": unchanged_vocabulary(work, read_facts(target_folder(plan)).vocab_size),
     }
+    found: dict[str, str] = {stage: gate.output for stage, gate in gates.items()}
     if plan.drafter.finetune is not None:
         from training.kept import folder_digest
 
@@ -131,6 +150,44 @@ def sections(plan: TrainingPlan) -> dict[str, Any]:
     drafter = msgspec.to_builtins(plan.drafter)
     drafter.pop("finetune")  # its content counts, not its place
     return {"train": train, "drafter": drafter}
+
+
+@contextmanager
+def _alone(folder: Path, world: World) -> Iterator[None]:
+    """Hold the folder for this training. Raises `UsageError` where another one has it."""
+    from training.generate.shards import locked
+    from training.train.parallel import from_first
+
+    with ExitStack() as held:
+        error: HarnessError | None = None
+        if world.first:
+            try:
+                held.enter_context(locked(folder))
+            except HarnessError as refused:
+                error = refused
+        error = from_first(error, world)
+        if error is not None:
+            if world.first:
+                raise error
+            raise SystemExit(error.exit_code)
+        yield
+
+
+def _check_sums(source: StateSource, world: World, console: Console) -> None:
+    """Raise `TrainingError` where a shard is no longer what capture's gate spoke of.
+
+    Each process reads its part: a damaged row would be learnt without a word.
+    """
+    from training.states import StoredStates
+    from training.train.parallel import total
+
+    assert isinstance(source, StoredStates)
+    shards = source.index.shards[world.rank :: world.size]
+    size = sum(shard.bytes for shard in source.index.shards)
+    console.doing(f"checking the sums of {len(source.index.shards)} shards, {size / 1e9:,.2f} GB")
+    damaged = source.damaged(shards)
+    if total([float(damaged is not None)], world)[0]:
+        raise damaged or SystemExit(TrainingError.exit_code)
 
 
 def _begin(folder: Path, plan: TrainingPlan, inputs: dict[str, str], world: World) -> Gate | None:
