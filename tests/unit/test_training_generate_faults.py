@@ -13,7 +13,7 @@ from harness_scripted import RESET, SSE_HEAD, Step, chunked, event, token, whole
 from training_samples import FORGETFUL, TEMPLATE, target
 from training_server import by_ids, in_words, prompts, running, said
 
-from engines.base import EngineFailed
+from engines.base import EngineFailed, EngineUsageError
 from harness.errors import GateFailed, UsageError
 from training.folders import stage_folder
 from training.gate import Gate
@@ -276,7 +276,7 @@ def test_an_answer_of_nothing_is_a_sample_that_the_gate_counts(case: Case) -> No
     ("change", "told"),
     [
         ("workload.ignore_eos=true", "answers would go on behind their end"),
-        ("target.path=/nowhere", "no config.json there"),
+        ("target.path=/nowhere", "target /nowhere has no config.json"),
         ("target.served_name=another", "serves scripted, not target.served_name=another"),
         ("generate.url=ftp://x", "ftp"),
         ("engine.api_key_env=NO_SUCH_KEY", "the environment has no key in NO_SUCH_KEY"),
@@ -285,7 +285,7 @@ def test_an_answer_of_nothing_is_a_sample_that_the_gate_counts(case: Case) -> No
 def test_what_cannot_be_asked_is_one_line(case: Case, change: str, told: str) -> None:
     with (
         running(lambda number, body: by_ids(case.text, said(body))) as (url, seen),
-        pytest.raises(UsageError, match=told) as error,
+        pytest.raises((UsageError, EngineUsageError), match=told) as error,
     ):
         case.run(url, change)
     assert "\n" not in str(error.value) and not _bodies(seen.bodies)
@@ -338,3 +338,33 @@ def test_a_plan_that_gave_no_sample_yet_may_change(case: Case) -> None:
     with running(lambda number, body: by_ids(case.text, said(body))) as (url, _):
         assert case.run(url, "generate.max_tokens=99").passed
     assert case.told("made_from.json")["made"]["plan"]["generate"]["max_tokens"] == 99
+
+
+def test_secrets_are_not_written_down_and_another_key_changes_nothing(case: Case) -> None:
+    def asked(key: str) -> tuple[str, ...]:
+        argument = f'engine.extra_args=["--api-key", "{key}", "--max-tokens", "7"]'
+        return f"engine.extra_env.HF_TOKEN={key}", "engine.extra_env.TOKENIZERS=2", argument
+
+    with running(lambda number, body: by_ids(case.text, said(body))) as (url, seen):
+        case.run(url, *asked("hush-hush"))
+        case.run(url, *asked("another"))
+    assert len(_bodies(seen.bodies)) == COUNT
+    for path in case.folder.iterdir():
+        assert b"hush-hush" not in path.read_bytes(), path
+    engine = case.told("made_from.json")["made"]["plan"]["engine"]
+    assert engine["extra_env"]["TOKENIZERS"] == "2" and engine["extra_args"][2:] == [
+        "--max-tokens",
+        "7",
+    ]
+
+
+def test_samples_that_changed_since_their_gate_are_made_anew(
+    case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(lambda number, body: by_ids(case.text, said(body))) as (url, seen):
+        before = case.run(url)
+        shard = case.folder / "samples-00000.jsonl"
+        shard.write_bytes(b"".join(shard.read_bytes().splitlines(keepends=True)[1:]))
+        again = case.run(url)
+    assert again.output == before.output and len(_bodies(seen.bodies)) == COUNT + 1
+    assert "changed since they passed their gate" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from training.folders import Stage, stage_folder
 from training.gate import GATE, Gate, read_gate, said, write_gate, write_whole
 from training.generate.made_from import Begun, MadeFrom, changes, read_begun, write_begun
 from training.generate.meter import Meter, Pace
+from training.generate.secret import args_without_secrets, without_secrets
 from training.generate.server import check_server, context_for, own_context, serving
 from training.generate.shards import ShardWriter, locked
 from training.generate.stopping import stoppable
@@ -123,6 +124,8 @@ def made_from(plan: TrainingPlan, target: Path, prompts: Sequence[Prompt]) -> Ma
     for key in ("port", "max_num_seqs", "kv_cache_gib", "threads", "startup_deadline_s"):
         engine.pop(key)
     engine.pop("api_key_env")
+    engine["extra_env"] = without_secrets(engine["extra_env"])
+    engine["extra_args"] = args_without_secrets(engine["extra_args"])
     sections: dict[str, Any] = {
         "seed": plan.seed,
         "generate": {
