@@ -139,7 +139,8 @@ def test_a_signal_stops_it_with_one_line_and_all_samples_kept(
     os.kill(process.pid, number)
     said = process.communicate(timeout=60)[1].splitlines()
     assert process.returncode == 130
-    assert said[-1] == "error: stopped; run the same command again to go on"
+    last = "training: what was finished is kept; run the same command again to go on"
+    assert said[-1] == last
     folder = stage_folder(tmp_path / "out", "generate")
     there = [one.id for one in read_samples(folder)]
     assert 5 <= len(there) < COUNT and not (folder / "gate.json").exists()
