@@ -205,6 +205,8 @@ def test_mistakes_are_said_in_one_line(target: Path, work: Path, tmp_path: Path)
         stage.run(plan_for(target), tmp_path / "empty")
     with pytest.raises(EngineUsageError, match=r"aux layer 9: .* has 3 layers"):
         stage.run(plan_for(target, aux_layers=(2, 9)), work)
+    with pytest.raises(UsageError, match=r"\[2, 1, 2\] names a layer twice"):
+        stage.run(plan_for(target, aux_layers=(2, 1, 2)), work)
     with pytest.raises(UsageError, match="no sample has a token that carries loss"):
         stage.run(plan_for(target, max_length=3), work)
     with pytest.raises(UsageError, match="3 layers, too few for the usual aux layers"):

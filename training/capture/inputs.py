@@ -94,6 +94,11 @@ def chosen_layers(plan: TrainingPlan, facts: TargetFacts) -> tuple[int, ...]:
     if plan.capture.aux_layers is not None:
         if not plan.capture.aux_layers:
             raise UsageError("capture.aux_layers: name at least one layer")
+        if len(set(plan.capture.aux_layers)) < len(plan.capture.aux_layers):
+            raise UsageError(
+                f"capture.aux_layers: {list(plan.capture.aux_layers)} names a layer twice, and "
+                "engines give each once"
+            )
         return plan.capture.aux_layers
     if plan.drafter.finetune is not None:
         from drafters.checkpoint import load_spec
