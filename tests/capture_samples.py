@@ -17,6 +17,7 @@ from engines.reference.loading import load_model
 from engines.reference.model import Model
 from training import samples as sample_files
 from training.gate import Check, Gate, write_gate
+from training.generate.judge import digest
 from training.plan import CaptureSection, TargetSection, TrainingPlan
 from training.samples import Sample
 
@@ -64,14 +65,15 @@ def demo_samples(pair: Path, count: int, tokens: int = 48) -> list[Sample]:
     return greedy_samples(pair / "target", prompts, tokens)
 
 
-def write_samples(work: Path, samples: Sequence[Sample], *, digest: str = "d1") -> None:
+def write_samples(work: Path, samples: Sequence[Sample]) -> None:
     """A samples folder with a passed gate."""
     folder = work / "samples"
     folder.mkdir(parents=True, exist_ok=True)
     lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples)
     (folder / "samples-00000.jsonl").write_bytes(lines)
+    kept = digest(sample for sample in samples if sample.dropped is None)
     write_gate(
-        folder, Gate.of("generate", (Check(name="made", passed=True),), output=digest, inputs={})
+        folder, Gate.of("generate", (Check(name="made", passed=True),), output=kept, inputs={})
     )
 
 

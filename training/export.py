@@ -34,6 +34,7 @@ from training.kept import begin_stage
 from training.plan import TrainingPlan
 from training.progress import note
 from training.targets import target_folder
+from training.unchanged import unchanged_best
 
 STAGE: Stage = "export"
 MANIFEST = "manifest.json"
@@ -64,7 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(plan: TrainingPlan, work: Path) -> Gate:
     """Export the training's best checkpoint. Raises `GateFailed` where a format is not right."""
-    trained = passed_gate(stage_folder(work, "train"), "train")
+    trained = unchanged_best(work)
     evaluated = passed_gate(stage_folder(work, "evaluate"), "evaluate")
     inputs = {"train": trained.output, "evaluate": evaluated.output}
     with locked(stage_folder(work, STAGE)):

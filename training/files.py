@@ -48,6 +48,8 @@ def read_record(path: Path, kind: type[Record], remedy: str) -> Record | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        raise UsageError(f"{path.parent}: not in a folder; is --out a file?") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         said = one_line(str(error), 120)
         raise UsageError(f"{path}: cannot be read ({said}); {remedy}") from None

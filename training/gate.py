@@ -69,7 +69,7 @@ def write_gate(folder: Path, gate: Gate) -> None:
 
 def read_gate(folder: Path) -> Gate | None:
     """A stage's gate, None where the stage has not ended. Raises `UsageError`."""
-    return read_record(folder / GATE, Gate, "run the stage again")
+    return read_record(folder / GATE, Gate, "remove it and run the stage again")
 
 
 def passed_gate(folder: Path, stage: str) -> Gate:
@@ -82,6 +82,11 @@ def passed_gate(folder: Path, stage: str) -> Gate:
         raise UsageError(
             f"{folder}: the stage {stage} has not ended; "
             f"run `python -m training {stage}` with this --plan and --out first"
+        )
+    if gate.stage != stage:
+        raise UsageError(
+            f"{folder / GATE}: is the gate of {gate.stage}, not of {stage}; remove it and run "
+            f"`python -m training {stage}` again"
         )
     return require(gate, folder)
 

@@ -100,6 +100,8 @@ def check_beforehand(plan: TrainingPlan, out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: not a folder; give a new one, or a training's own")
     target = target_folder(plan)
+    if plan.drafter.finetune is not None:
+        _check_finetuned(plan, target)
     for name in plan.evaluate.engines:
         if name == "openai":
             raise UsageError(
@@ -114,6 +116,26 @@ def check_beforehand(plan: TrainingPlan, out: Path) -> None:
             )
         )  # fmt: skip
     _tell_small_disk(plan, out)
+
+
+def _check_finetuned(plan: TrainingPlan, target: Path) -> None:
+    """Raise now what would end the training after days of samples and states."""
+    from drafters.checkpoint import load_spec
+    from drafters.spec import DrafterError
+    from drafters.validate import check_fit
+
+    path = Path(plan.drafter.finetune or "").expanduser()
+    try:
+        check_fit(path, target)
+        own = load_spec(path, target).aux_layers
+    except DrafterError as error:
+        raise UsageError(f"drafter.finetune: {error}") from None
+    asked = plan.capture.aux_layers
+    if asked is not None and asked != own:
+        raise UsageError(
+            f"capture.aux_layers: {list(asked)}, but drafter.finetune {path} takes the hidden "
+            f"states {list(own)}; leave capture.aux_layers out"
+        )
 
 
 def _tell_small_disk(plan: TrainingPlan, out: Path) -> None:

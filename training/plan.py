@@ -29,6 +29,7 @@ from harness.plan.strict import decode
 PLANS = Path(__file__).with_name("plans")
 EngineName = Literal["reference", "vllm", "sglang", "openai"]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Beta = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Layer = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 Depth = Annotated[int, msgspec.Meta(ge=1, le=16)]
 
@@ -136,7 +137,7 @@ class TrainSection(Section, frozen=True, kw_only=True):
     epochs: Positive = 5
     optimizer: Literal["adamw", "muon"] = "adamw"
     lr: PositiveFloat = 1e-4
-    betas: tuple[Share, Share] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup: Share = 0.015

@@ -138,7 +138,7 @@ def read_dropped(folder: Path) -> dict[str, str]:
 
     Raises `UsageError` where the file cannot be read.
     """
-    return read_record(folder / DROPPED, dict[str, str], "run generate again") or {}
+    return read_record(folder / DROPPED, dict[str, str], "remove it and run generate again") or {}
 
 
 def _read_again(line: Line) -> Sample:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from training.capture.store import ShardEntry
     from training.plan import TrainingPlan
 
+SUMS_AT_ONCE = 4
 AHEAD = 16
 """Samples that `stream` of stored states reads ahead."""
 
@@ -132,6 +133,20 @@ class StoredStates:
 
     def close(self) -> None:
         """Nothing is held but maps of files."""
+
+    def damaged(self, shards: Sequence[ShardEntry]) -> TrainingError | None:
+        """The first of `shards` whose bytes have another sum than when they were captured."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        from training.files import file_digest
+
+        with ThreadPoolExecutor(SUMS_AT_ONCE) as pool:
+            sums = pool.map(lambda shard: file_digest(self.folder / shard.file), shards)
+            for shard, found in zip(shards, sums, strict=True):
+                if found != shard.sha256:
+                    pool.shutdown(cancel_futures=True)
+                    return self._damaged(shard.file, "changed since it was captured")
+        return None
 
     def _add(self, number: int, shard: ShardEntry) -> None:
         path = self.folder / shard.file

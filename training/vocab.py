@@ -17,13 +17,14 @@ from drafters.headers import read_headers
 from harness.errors import UsageError
 from training.files import locked, read_record, write_record, write_whole
 from training.folders import VOCAB_FILE, Stage, stage_folder
-from training.gate import Check, Gate, passed_gate, read_gate, require, write_gate
+from training.gate import Check, Gate, read_gate, require, write_gate
 from training.generate.text import TargetText, read_text, vocab_size
 from training.kept import differences, refuse_changed
 from training.plan import TrainingPlan
 from training.progress import note
 from training.samples import read_samples
 from training.targets import target_digest, target_folder, target_identity
+from training.unchanged import unchanged_samples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,7 +117,7 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     `UsageError` where the folder holds what was made from something else.
     """
     source = stage_folder(work, "generate")
-    samples = passed_gate(source, "generate")
+    samples = unchanged_samples(work)
     target = target_folder(plan)
     if samples.inputs.get("target") != target_digest(target_identity(target)):
         raise UsageError(f"{source}: its samples are not of the target {target}; see target.path")
@@ -125,7 +126,7 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     own = drafter_vocabulary(plan, vocabulary)
     made = MadeFrom(
         size=plan.vocab.size,
-        finetune=None if plan.drafter.finetune is None else _digest(own),
+        finetune=None if plan.drafter.finetune is None else digest_of(own),
         samples=samples.output,
         target_vocab_size=vocabulary,
     )
@@ -170,7 +171,7 @@ def _write(folder: Path, plan: TrainingPlan, job: _Job) -> Gate:
     gate = Gate.of(
         STAGE,
         _checks(coverage, job, kept, plan.vocab.least_coverage),
-        output=_digest(kept),
+        output=digest_of(kept),
         inputs={"generate": job.made.samples},
     )
     write_gate(folder, gate)
@@ -294,7 +295,8 @@ def drafter_vocabulary(plan: TrainingPlan, vocabulary: int) -> tuple[int, ...] |
     return kept
 
 
-def _digest(kept: Sequence[int] | None) -> str:
+def digest_of(kept: Sequence[int] | None) -> str:
+    """Of a draft vocabulary's target ids; None: the target's whole one."""
     said = "full" if kept is None else ",".join(map(str, kept))
     return hashlib.sha256(said.encode()).hexdigest()
 

@@ -44,7 +44,8 @@ def test_stored_states_are_the_targets(
 ) -> None:
     plan = plan_for(target, dtype="float32", shard_tokens=120)
     gate = stage.run(plan, work)
-    assert gate.passed and gate.inputs == {"generate": "d1"}
+    made = read_gate(work / "samples")
+    assert gate.passed and made and gate.inputs == {"generate": made.output}
     states = open_states(work / "states")
     assert list(states.sample_ids) == [sample.id for sample in samples]
     assert list(states.lengths) == [len(sample.token_ids) for sample in samples]
@@ -176,7 +177,7 @@ def test_another_plan_is_never_mixed_in(
 
 def test_other_samples_are_never_mixed_in(target: Path, work: Path, samples: list[Sample]) -> None:
     stage.run(plan_for(target), work)
-    write_samples(work, samples[:4], digest="d2")
+    write_samples(work, samples[:4])
     with pytest.raises(UsageError, match="the samples changed"):
         stage.run(plan_for(target), work)
 
@@ -204,6 +205,8 @@ def test_mistakes_are_said_in_one_line(target: Path, work: Path, tmp_path: Path)
         stage.run(plan_for(target), tmp_path / "empty")
     with pytest.raises(EngineUsageError, match=r"aux layer 9: .* has 3 layers"):
         stage.run(plan_for(target, aux_layers=(2, 9)), work)
+    with pytest.raises(UsageError, match=r"\[2, 1, 2\] names a layer twice"):
+        stage.run(plan_for(target, aux_layers=(2, 1, 2)), work)
     with pytest.raises(UsageError, match="no sample has a token that carries loss"):
         stage.run(plan_for(target, max_length=3), work)
     with pytest.raises(UsageError, match="3 layers, too few for the usual aux layers"):

@@ -338,3 +338,33 @@ def test_a_plan_that_gave_no_sample_yet_may_change(case: Case) -> None:
     with running(lambda number, body: by_ids(case.text, said(body))) as (url, _):
         assert case.run(url, "generate.max_tokens=99").passed
     assert case.told("made_from.json")["made"]["plan"]["generate"]["max_tokens"] == 99
+
+
+def test_secrets_are_not_written_down_and_another_key_changes_nothing(case: Case) -> None:
+    def asked(key: str) -> tuple[str, ...]:
+        argument = f'engine.extra_args=["--api-key", "{key}", "--max-tokens", "7"]'
+        return f"engine.extra_env.HF_TOKEN={key}", "engine.extra_env.TOKENIZERS=2", argument
+
+    with running(lambda number, body: by_ids(case.text, said(body))) as (url, seen):
+        case.run(url, *asked("hush-hush"))
+        case.run(url, *asked("another"))
+    assert len(_bodies(seen.bodies)) == COUNT
+    for path in case.folder.iterdir():
+        assert b"hush-hush" not in path.read_bytes(), path
+    engine = case.told("made_from.json")["made"]["plan"]["engine"]
+    assert engine["extra_env"]["TOKENIZERS"] == "2" and engine["extra_args"][2:] == [
+        "--max-tokens",
+        "7",
+    ]
+
+
+def test_samples_that_changed_since_their_gate_are_made_anew(
+    case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(lambda number, body: by_ids(case.text, said(body))) as (url, seen):
+        before = case.run(url)
+        shard = case.folder / "samples-00000.jsonl"
+        shard.write_bytes(b"".join(shard.read_bytes().splitlines(keepends=True)[1:]))
+        again = case.run(url)
+    assert again.output == before.output and len(_bodies(seen.bodies)) == COUNT + 1
+    assert "changed since they passed their gate" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from training.heads import TargetFacts, expected_rope, scratch_spec
 from training.plan import HeadSection, TrainSection
 from training.train import checkpoints as disk
 from training.train import guard
-from training.train.build import same_rope
+from training.train.build import check_finite, same_rope
 from training.train.console import Console
 from training.train.events import EventFile, masked_crc
 from training.train.metrics import Metrics, read_metrics
@@ -345,3 +345,13 @@ def test_the_vocabulary_is_read_as_offsets(tmp_path: Path) -> None:
     path.write_bytes(b"cut")
     with pytest.raises(UsageError, match="cannot be read"):
         read_vocabulary(path, 10)
+
+
+def test_a_checkpoint_with_a_number_that_is_none_is_not_gone_on_from() -> None:
+    drafter = build_drafter("mla")
+    drafter.embed_tokens.to("meta")  # as where the checkpoint has none of its own
+    check_finite(Path("old"), drafter)
+    with torch.no_grad():
+        drafter.layer.mlp.down_proj.weight[0, 0] = torch.nan
+    with pytest.raises(UsageError, match=r"old: layers\.0\.mlp\.down_proj\.weight holds NaN"):
+        check_finite(Path("old"), drafter)

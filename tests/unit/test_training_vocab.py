@@ -17,10 +17,11 @@ from harness.errors import GateFailed, UsageError
 from training import vocab
 from training.folders import VOCAB_FILE, stage_folder
 from training.gate import Gate, write_gate
+from training.generate.judge import digest
 from training.generate.shards import ShardWriter
 from training.generate.text import read_text
 from training.plan import HeadSection, TargetSection, TrainingPlan, VocabSection
-from training.samples import Sample
+from training.samples import Sample, read_samples
 from training.targets import target_digest, target_identity
 
 
@@ -82,7 +83,8 @@ class Work:
             for one in samples:
                 writer.append(one)
         inputs = {"target": target_digest(target_identity(self.target))}
-        gate = Gate(stage="generate", passed=passed, checks=(), output="digest", inputs=inputs)
+        output = digest(read_samples(folder))
+        gate = Gate(stage="generate", passed=passed, checks=(), output=output, inputs=inputs)
         write_gate(folder, gate)
 
     def run(self, drafter: HeadSection | None = None, **section: Any) -> dict[str, Any]:
@@ -146,10 +148,15 @@ def test_another_size_or_other_samples_are_never_mixed_in(work: Work) -> None:
     assert work.path(VOCAB_FILE).read_bytes() == before
     folder = stage_folder(work.work, "generate")
     gate = json.loads((folder / "gate.json").read_text())
-    (folder / "gate.json").write_text(json.dumps({**gate, "output": "another"}))
-    with pytest.raises(UsageError, match=r"the samples digest -> another"):
+    with ShardWriter(folder, 10) as writer:
+        writer.append(answer("b", 0, [51, work.end], "x"))
+    other = digest(read_samples(folder))
+    (folder / "gate.json").write_text(json.dumps({**gate, "output": other}))
+    with pytest.raises(UsageError, match=f"the samples {gate['output'][:12]} -> {other[:12]}"):
         work.run(size=2)
-    (folder / "gate.json").write_text(json.dumps({**gate, "inputs": {"target": "another"}}))
+    (folder / "gate.json").write_text(
+        json.dumps({**gate, "output": other, "inputs": {"target": "another"}})
+    )
     with pytest.raises(UsageError, match="not of the target"):
         work.run(size=2)
 
@@ -190,3 +197,12 @@ def test_a_token_beyond_the_targets_vocabulary_is_told(work: Work) -> None:
     work.samples(answer("a", 0, [5000], "x"))
     with pytest.raises(UsageError, match=r"holds token 5000, and the target has \d+"):
         work.run()
+
+
+def test_samples_that_changed_since_their_gate_are_refused(work: Work) -> None:
+    work.samples(answer("a", 0, [50], "x"), answer("b", 0, [51], "x"))
+    shard = stage_folder(work.work, "generate") / "samples-00000.jsonl"
+    shard.write_bytes(shard.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(UsageError, match="samples changed since generate passed its gate"):
+        work.run()
+    assert not work.path(VOCAB_FILE).exists()

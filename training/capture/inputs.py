@@ -14,10 +14,10 @@ from harness.errors import UsageError
 from training import samples as sample_files
 from training.capture.store import Layout
 from training.folders import stage_folder
-from training.gate import passed_gate
 from training.launch import start_teller
 from training.plan import TrainingPlan
 from training.targets import target_digest, target_folder, target_identity
+from training.unchanged import unchanged_samples
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ def read_inputs(plan: TrainingPlan, work: Path) -> Inputs:
     """Everything the stage is made from. Raises `UsageError`, and `GateFailed` where the samples'
     own gate did not pass."""
     folder = stage_folder(work, "generate")
-    gate = passed_gate(folder, "generate")
+    gate = unchanged_samples(work)
     facts = capture_target(target_folder(plan))
     aux_layers = chosen_layers(plan, facts)
     check_layers(aux_layers, facts)
@@ -95,6 +95,11 @@ def chosen_layers(plan: TrainingPlan, facts: CaptureTarget) -> tuple[int, ...]:
     if plan.capture.aux_layers is not None:
         if not plan.capture.aux_layers:
             raise UsageError("capture.aux_layers: name at least one layer")
+        if len(set(plan.capture.aux_layers)) < len(plan.capture.aux_layers):
+            raise UsageError(
+                f"capture.aux_layers: {list(plan.capture.aux_layers)} names a layer twice, and "
+                "engines give each once"
+            )
         return plan.capture.aux_layers
     if plan.drafter.finetune is not None:
         from drafters.checkpoint import load_spec

@@ -96,6 +96,9 @@ def ask_engine(name: str, serving: Serving, held: Sequence[HeldOut], folder: Pat
             reader.close()
         if driven.interrupted is not None:
             raise EngineFailed(f"{name}: {driven.interrupted}", phase="serving")
+    if all(record.status != "ok" for record in driven.records):  # no figure to keep
+        reason = next((r.error for r in driven.records if r.error), "no answer")
+        raise EngineFailed(f"{name}: no prompt was answered: {reason}", phase="serving")
     counters = window.difference()
     counts, source = _taken(counters.delta, driven.records)
     return Online(

@@ -28,12 +28,13 @@ from training.files import (
     write_whole,
 )
 from training.folders import best_checkpoint, stage_folder
-from training.gate import Gate, passed_gate, require, write_gate
+from training.gate import Gate, require, write_gate
 from training.kept import begin_stage
 from training.plan import TrainingPlan
 from training.progress import note
 from training.shown import REPORT
 from training.targets import demo_prompts, target_digest, target_folder, target_identity
+from training.unchanged import unchanged_best, unchanged_samples
 
 STAGE = "evaluate"
 RESULT = "evaluation.json"
@@ -46,9 +47,10 @@ def run(plan: TrainingPlan, work: Path, *, url: str | None = None) -> Gate:
     Raises `GateFailed` where an engine accepts more than `evaluate.largest_gap` less, or more,
     than is expected.
     """
-    trained = passed_gate(stage_folder(work, "train"), "train")
+    trained = unchanged_best(work)
     target, drafter = target_folder(plan), best_checkpoint(work)
     context = context_of(plan, read_config(target).max_positions)
+    unchanged_samples(work)
     held = of_samples(plan, work, context)
     return _run(
         plan,

@@ -24,6 +24,7 @@ from training.folders import Stage, stage_folder
 from training.gate import GATE, Gate, check_line, read_gate, require, write_gate
 from training.generate.made_from import Begun, MadeFrom, changes, read_begun, write_begun
 from training.generate.meter import Meter, Pace
+from training.generate.secret import args_without_secrets, without_secrets
 from training.generate.server import check_server, context_for, own_context, serving
 from training.generate.shards import ShardWriter
 from training.generate.text import TargetText, read_text
@@ -65,7 +66,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
 
 def _run(plan: TrainingPlan, folder: Path, job: _Job) -> Gate:
     begun = _begun(folder, job.made)
-    before = read_gate(folder)
+    before = _still(folder, read_gate(folder))
     if before is not None and before.passed and _limits(plan) == begun.limits:
         note(f"generate: nothing to do, {folder} is finished and passed its gate")
         return before
@@ -75,6 +76,18 @@ def _run(plan: TrainingPlan, folder: Path, job: _Job) -> Gate:
         if left:
             begun = _collect(plan, folder, job, left)
     return require(_judge(plan, folder, job, begun), folder)
+
+
+def _still(folder: Path, gate: Gate | None) -> Gate | None:
+    """The gate if it speaks of the samples that are there now; None: they changed since."""
+    if gate is None or not gate.passed:
+        return gate
+    from training.generate.judge import digest
+
+    if gate.output == digest(read_samples(folder)):
+        return gate
+    note(f"generate: the samples in {folder} changed since they passed their gate")
+    return None
 
 
 def prompts_of(plan: TrainingPlan, target: Path) -> list[Prompt]:
@@ -106,6 +119,8 @@ def made_from(plan: TrainingPlan, target: Path, prompts: Sequence[Prompt]) -> Ma
     for key in ("port", "max_num_seqs", "kv_cache_gib", "threads", "startup_deadline_s"):
         engine.pop(key)
     engine.pop("api_key_env")
+    engine["extra_env"] = without_secrets(engine["extra_env"])
+    engine["extra_args"] = args_without_secrets(engine["extra_args"])
     sections: dict[str, Any] = {
         "seed": plan.seed,
         "generate": {

@@ -51,8 +51,8 @@ class Judge:
         )
         if free < 2 * size:
             raise UsageError(
-                f"{self.folder}: {free / 1e9:.1f} GB are free and a checkpoint takes "
-                f"{size / 1e9:.1f} GB; two must fit, make room"
+                f"{self.folder}: {free / 1e6:,.0f} MB are free and a checkpoint takes "
+                f"{size / 1e6:,.0f} MB; two must fit, make room"
             )
 
     def baseline(self) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from harness.errors import GateFailed, HarnessError, UsageError
+from training.errors import TrainingError
 from training.files import file_digest, folder_digest, locked
 from training.folders import VOCAB_FILE, Stage, stage_folder
 from training.gate import Check, Gate, passed_gate, read_gate, require, said, write_gate
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 STAGE: Stage = "train"
 STOPPED = 130
-BEFORE: tuple[Stage, ...] = ("generate", "capture", "vocab")
 FREE = (
     "keep_checkpoints",
     "validate_every",
@@ -86,6 +86,8 @@ def _run(plan: TrainingPlan, work: Path, world: World, console: Console) -> Gate
         many = f", process {world.rank + 1} of {world.size}" if world.size > 1 else ""
         console.doing(f"reading samples and states in {work} (device {world.device}{many})")
         with _source(plan, work) as source:
+            if not plan.capture.online:
+                _check_sums(source, world, console)
             job = read_job(plan, work, target_folder(plan), source)
             return train_job(job, inputs, world, console, barrier=barrier)
 
@@ -113,9 +115,16 @@ def train_job(
 
 def _inputs(plan: TrainingPlan, work: Path) -> dict[str, str]:
     """Digests of what the stage is made from; every one of them passed its gate."""
-    found: dict[str, str] = {
-        stage: passed_gate(stage_folder(work, stage), stage).output for stage in BEFORE
+    from training.heads import read_facts
+    from training.targets import target_folder
+    from training.unchanged import unchanged_samples, unchanged_vocabulary
+
+    gates: dict[Stage, Gate] = {
+        "generate": unchanged_samples(work),
+        "capture": passed_gate(stage_folder(work, "capture"), "capture"),
+        "vocab": unchanged_vocabulary(work, read_facts(target_folder(plan)).vocab_size),
     }
+    found: dict[str, str] = {stage: gate.output for stage, gate in gates.items()}
     if plan.drafter.finetune is not None:
         found["finetune"] = folder_digest(Path(plan.drafter.finetune).expanduser())
     return found
@@ -129,6 +138,23 @@ def sections(plan: TrainingPlan) -> dict[str, Any]:
     drafter = msgspec.to_builtins(plan.drafter)
     drafter.pop("finetune")  # its content counts, not its place
     return {"train": train, "drafter": drafter}
+
+
+def _check_sums(source: StateSource, world: World, console: Console) -> None:
+    """Raise `TrainingError` where a shard is no longer what capture's gate spoke of.
+
+    Each process reads its part: a damaged row would be learnt without a word.
+    """
+    from training.states import StoredStates
+    from training.train.parallel import total
+
+    assert isinstance(source, StoredStates)
+    shards = source.index.shards[world.rank :: world.size]
+    size = sum(shard.bytes for shard in source.index.shards)
+    console.doing(f"checking the sums of {len(source.index.shards)} shards, {size / 1e9:,.2f} GB")
+    damaged = source.damaged(shards)
+    if total([float(damaged is not None)], world)[0]:
+        raise damaged or SystemExit(TrainingError.exit_code)
 
 
 def _begin(

@@ -1,0 +1,59 @@
+"""Whether what a stage left is still what its gate spoke of: a file can change after its proof.
+
+Each function gives the stage's gate, as `passed_gate` does, and raises `UsageError` where the
+output's digest is another one today.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.errors import UsageError
+from training.folders import BEST, VOCAB_FILE, Stage, best_checkpoint, stage_folder
+from training.gate import Gate, passed_gate
+
+WEIGHTS = "model.safetensors"
+
+
+def unchanged_samples(work: Path) -> Gate:
+    """The gate of `generate`; its samples are read once more."""
+    from training.generate.judge import digest
+    from training.samples import read_samples
+
+    folder = stage_folder(work, "generate")
+    gate = passed_gate(folder, "generate")
+    if digest(read_samples(folder)) != gate.output:
+        raise _changed(folder, "samples", "generate", "run `python -m training generate` again")
+    return gate
+
+
+def unchanged_vocabulary(work: Path, vocab_size: int) -> Gate:
+    """The gate of `vocab`, of a target with `vocab_size` tokens."""
+    from training.train.stage import read_vocabulary
+    from training.vocab import digest_of
+
+    folder = stage_folder(work, "vocab")
+    gate = passed_gate(folder, "vocab")
+    kept = read_vocabulary(folder / VOCAB_FILE, vocab_size)
+    if digest_of(None if kept is None else kept.tolist()) != gate.output:
+        raise _changed(folder, VOCAB_FILE, "vocab", f"remove {folder} and run vocab again")
+    return gate
+
+
+def unchanged_best(work: Path) -> Gate:
+    """The gate of `train`; the weights of its best checkpoint are read once."""
+    from training.files import file_digest
+
+    folder = stage_folder(work, "train")
+    gate = passed_gate(folder, "train")
+    weights = best_checkpoint(work) / WEIGHTS
+    if not weights.is_file():
+        raise UsageError(f"{weights} is missing; put it back, or remove {folder} and train again")
+    if file_digest(weights) != gate.output:
+        way_out = f"put the file back, or remove {folder} and train again"
+        raise _changed(folder, f"{BEST}/{WEIGHTS}", "train", way_out)
+    return gate
+
+
+def _changed(folder: Path, what: str, stage: Stage, way_out: str) -> UsageError:
+    return UsageError(f"{folder}: {what} changed since {stage} passed its gate; {way_out}")
