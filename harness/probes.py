@@ -18,7 +18,7 @@ from engines.base import EngineUsageError
 from engines.checkpoint import read_json as read_config
 from harness.analyse.data import CellData, pairs
 from harness.analyse.integrity import Divergence, divergences, near_tie_bound
-from harness.errors import one_line
+from harness.errors import UsageError, one_line
 from harness.load.prompts.datasets import Prompt
 from harness.load.prompts.tokens import TargetTokenizer
 from harness.load.streaming.client import PATHS, request_body
@@ -125,7 +125,12 @@ def golden_of(prepared: Prepared) -> ParityRecord | None:
     """
     named = prepared.plan.target.parity
     if named is not None:
-        return read_json(Path(named).expanduser(), ParityRecord)
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise UsageError(
+                f"target.parity={named}: no such file; `docs/integrity.md` tells how one is made"
+            )
+        return read_json(path, ParityRecord)
     key = weights_key(prepared.target)
     path = GOLDEN / f"{key}.json"
     return read_json(path, ParityRecord) if key is not None and path.is_file() else None

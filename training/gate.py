@@ -103,7 +103,8 @@ def require(gate: Gate, folder: Path, remedy: str = "") -> Gate:
 
 def check_line(check: Check) -> str:
     """A check as a line of a list."""
-    return f"{'ok  ' if check.passed else 'FAIL'}  {said(check)}"
+    mark = "FAIL" if not check.passed else "ok" if check.value is not None else "-"
+    return f"{mark:<4}  {said(check)}"
 
 
 def said(check: Check) -> str:

@@ -198,7 +198,7 @@ def garbled(folder: Path, name: str, data: bytes) -> None:
         ("config.json", b'{"a":' * 100_000, "cannot be read"),
         ("model.safetensors", b"", "is cut off"),
         ("model.safetensors", b"x" * 1000, "is cut off"),
-        ("model.safetensors", (100_000).to_bytes(8, "little") + b"[" * 100_100, "understood"),
+        ("model.safetensors", (100_000).to_bytes(8, "little") + b"[" * 100_100, "damaged header"),
         ("model.safetensors", (9).to_bytes(8, "little") + b"[1, 2, 3]", "damaged header"),
         ("model.safetensors.index.json", b'{"weight_map": {"a": 3}}', "not an index"),
         ("model.safetensors.index.json", b"[" * 100_000, "not an index"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
+from training.files import locked
 from training.gate import GATE, Gate, passed_gate, read_gate, write_gate
 from training.generate.secret import is_secret
-from training.files import locked
 
 
 @pytest.mark.parametrize("data", [b'{"stage": "train", "pas', b"[1]", b"\xff\x00", b""])
