@@ -189,7 +189,7 @@ def test_vllms_own_classes_take_what_it_is_told_on_gpus(
     assert read == {
         "method": "extract_hidden_states",
         "tokens": 1,
-        "ids": [2, 4, 5, 6],
+        "ids": [*LAYERS, 6],
         "connector": "ExampleHiddenStatesConnector",
         "producer": True,
         "folder": str(tmp_path / "handed-over"),
