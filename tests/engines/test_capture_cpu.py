@@ -189,7 +189,7 @@ def test_vllms_own_classes_take_what_it_is_told_on_gpus(
     assert read == {
         "method": "extract_hidden_states",
         "tokens": 1,
-        "ids": [*LAYERS, 6],
+        "ids": [1, 4, 5, 6],  # ascending; 0 is looked up, 6 is the last state
         "connector": "ExampleHiddenStatesConnector",
         "producer": True,
         "folder": str(tmp_path / "handed-over"),
