@@ -47,7 +47,7 @@ def acceptance_cautions(data: CellData, acceptance: Acceptance | None) -> list[C
 
 def _idle(data: CellData, acceptance: Acceptance) -> Caution | None:
     """Whether the drafter never drafted. An answer of one token comes from the prefill alone."""
-    longer = sum((r.output_tokens or 0) > 1 for r in data.ok)
+    longer = int((data.ok.ints("output_tokens").values > 1).sum())
     if acceptance.drafts or not longer:
         return None
     return Caution(
