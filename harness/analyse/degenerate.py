@@ -71,6 +71,17 @@ def units_of(record: RequestRecord) -> tuple[Sequence[int], int]:
     return [ord(c) for c in text[-MOST_UNITS:]], LEAST_CHARACTERS
 
 
+def _each_units(table: RequestTable) -> list[tuple[Sequence[int], int]]:
+    """`units_of` each answer; texts are large, and read only where there are no ids."""
+    ids = table.lists("token_ids")
+    found = [(own, LEAST_TOKENS) for own in ids.python()]
+    without = np.flatnonzero(~ids.known)
+    if len(without):
+        for row, record in zip(without.tolist(), table.take(without), strict=True):
+            found[row] = units_of(record)
+    return found
+
+
 def diversity(units: Sequence[int]) -> Diversity:
     """The figures of an answer of at least five units."""
     units = list(units[-MOST_UNITS:])
@@ -143,8 +154,11 @@ def is_degenerate(record: RequestRecord) -> bool | None:
     run of 64 units or more was cut by the limit on tokens; or where fewer than 5% of its 4-grams
     are distinct and their order adds next to nothing.
     """
-    units, least = units_of(record)
-    return None if len(units) < least else in_circles(units, record.finish_reason)
+    return _judge(*units_of(record), record.finish_reason)
+
+
+def _judge(units: Sequence[int], least: int, finish_reason: str | None) -> bool | None:
+    return None if len(units) < least else in_circles(units, finish_reason)
 
 
 def in_circles(units: Sequence[int], finish_reason: str | None) -> bool:
@@ -162,28 +176,26 @@ def degenerate_of(data: CellData) -> Degenerate | None:
     """A cell's degenerate answers; None where none was long enough to be judged."""
     step = max(1, -(-len(data.records) // MOST_JUDGED))
     table = data.records[::step].ok
-    judged = [(r, is_degenerate(r)) for r in table]
-    known = [(r, circles) for r, circles in judged if circles is not None]
-    if not known:
+    units = _each_units(table)
+    reasons = table.names("finish_reason").python()
+    found = [_judge(*own, reason) for own, reason in zip(units, reasons, strict=True)]
+    judged = sum(circles is not None for circles in found)
+    if not judged:
         return None
-    loops = [r for r, circles in known if circles]
-    looping = np.array([bool(circles) for _, circles in judged])
+    looping = np.array([bool(circles) for circles in found])
+    loops = table.where(looping)
+    counted = table.ints("output_tokens")
+    sizes = np.where(counted.known, counted.values, [len(own) for own, _ in units])
     drafting = data.cell.variant == "speculative"
     return Degenerate(
-        judged=len(known),
+        judged=judged,
         degenerate=len(loops),
-        tokens=sum(_size(r) for r, _ in judged),
-        degenerate_tokens=sum(_size(r) for r in loops),
-        acceptance_degenerate=_pooled(table.where(looping)) if drafting else None,
+        tokens=int(sizes.sum()),
+        degenerate_tokens=int(sizes[looping].sum()),
+        acceptance_degenerate=_pooled(loops) if drafting else None,
         acceptance_healthy=_pooled(table.where(~looping)) if drafting else None,
-        examples=tuple(r.prompt_id for r in loops[:SHOWN]),
+        examples=tuple(loops[:SHOWN].names("prompt_id").python()),
     )
-
-
-def _size(record: RequestRecord) -> int:
-    if record.output_tokens is not None:
-        return record.output_tokens
-    return len(units_of(record)[0])
 
 
 def _pooled(table: RequestTable) -> DraftCounts | None:
