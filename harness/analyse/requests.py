@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from harness.findings import StepSource
 from harness.measure.columns import Drafts, Ints
-from harness.measure.metrics import LONGEST_STEP
+from harness.measure.metrics import chunk_steps
 from harness.measure.table import RequestTable
 from harness.records import DraftCounts, RequestRecord
 
@@ -147,29 +147,13 @@ def _positions(counts: Drafts) -> Counts | None:
     return found
 
 
-def chunks_of(table: RequestTable) -> tuple[Counts, Counts, Counts] | None:
-    """Of each request its number of chunks and its first's tokens; of all later chunks the tokens.
-
-    None where the server told no tokens a chunk, or where chunks are of another making than
-    verify steps.
-    """
-    tokens = table.lists("chunk_tokens")
-    if not len(table) or not tokens.known.all():
-        return None
-    steps = tokens.later().flat()
-    if len(steps) and int(steps.max()) > LONGEST_STEP:
-        return None
-    return tokens.sizes, tokens.first().values, steps
-
-
 def _client(table: RequestTable) -> Columns | None:
     """Every chunk after a request's first taken as a verify step."""
-    found = chunks_of(table)
-    if found is None or not len(found[2]):
+    found = chunk_steps(table)
+    if found is None or not len(found[1]):
         return None
     n = len(table)
-    sizes, _, steps = found
-    drafts = np.maximum(0, sizes - 1)
+    drafts, steps = found
     row = np.repeat(np.arange(n), drafts)
     accepted = np.bincount(row, weights=steps - 1, minlength=n).astype(np.int64)
     longest = int(steps.max()) - 1

@@ -18,7 +18,6 @@ from harness.analyse.ratio import ratio
 from harness.analyse.requests import (
     Columns,
     Counts,
-    chunks_of,
     cluster_names,
     clusters,
     columns,
@@ -27,7 +26,7 @@ from harness.analyse.requests import (
 )
 from harness.findings import AcceptanceSplits, Estimate, Split, SplitPart, StepSource
 from harness.measure.columns import Ints, Names
-from harness.measure.metrics import window_ns
+from harness.measure.metrics import chunk_steps, window_ns
 from harness.measure.table import RequestTable
 from harness.records import LoadPoint
 
@@ -143,9 +142,9 @@ def steps_told(records: RequestTable) -> bool:
 
 def chunks_told(tables: Sequence[RequestTable]) -> bool:
     """Whether the server told the tokens of every chunk, and chunks may be steps."""
-    found = [chunks_of(t) for t in tables]
+    found = [chunk_steps(t) for t in tables]
     same = (t.lists("chunk_ns").sizes == t.lists("chunk_tokens").sizes for t in tables)
-    some = any(f is not None and len(f[2]) for f in found)
+    some = any(f is not None and len(f[1]) for f in found)
     return None not in found and some and all(s.all() for s in same)
 
 

@@ -359,19 +359,30 @@ def from_histogram(drafts: int, drafted: int | None, histogram: Sequence[int]) -
     )
 
 
+def chunk_steps(table: RequestTable) -> tuple[Integers, Integers] | None:
+    """How many chunks each request has after its first, and the tokens of all those chunks.
+
+    None where the server told no tokens a chunk, or where chunks are of another making than
+    verify steps.
+    """
+    tokens = table.lists("chunk_tokens")
+    if not len(table) or not tokens.known.all():
+        return None
+    later = tokens.later()
+    steps = later.flat()
+    return None if steps.max(initial=1) > LONGEST_STEP else (later.sizes, steps)
+
+
 def client_counts(records: Sequence[RequestRecord]) -> DraftCounts | None:
     """Acceptance as the client sees it: every chunk after a request's first is a verify step.
 
     None where the server tells no tokens per chunk. Not exact where an engine merges steps into
     one chunk, cuts an accepted run at a stop, or decodes a step without a draft.
     """
-    tokens = RequestTable.of(records).ok.lists("chunk_tokens")
-    if not len(tokens.known) or not tokens.known.all():
+    found = chunk_steps(RequestTable.of(records).ok)
+    if found is None:
         return None
-    steps = tokens.later().flat()
-    longest = int(steps.max(initial=1))
-    if longest > LONGEST_STEP:
-        return None  # chunks of another making than verify steps
+    _, steps = found
     sizes = np.bincount(np.maximum(steps, 0), minlength=2)
     at_least = tuple(np.cumsum(sizes[::-1])[::-1][2:].tolist())
     return DraftCounts(drafts=len(steps), accepted=sum(at_least), per_position=at_least)
