@@ -1,7 +1,8 @@
 """Matrix products in bfloat16 where the CPU has tiles for them (AMX), else in float32.
 
-There bfloat16 is eight times as fast; on other CPUs it is slower than float32. Weights, optimiser
-state, norms and losses stay in float32 either way.
+There bfloat16 is eight times as fast. CPUs with AVX512-BF16 alone gain less, others lose; both keep
+float32 here (`training.trainer.autocast` decides for drafters). Weights, optimiser state, norms and
+losses stay in float32 either way.
 """
 
 from __future__ import annotations
