@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 
@@ -10,16 +12,16 @@ FUSED = ("cpu", "cuda")
 
 
 def adamw(
-    model: nn.Module,
+    named: Iterable[tuple[str, nn.Parameter]],
     *,
     lr: float,
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.0,
 ) -> torch.optim.AdamW:
-    """AdamW over what `model` trains; vectors (norms) and embeddings are never decayed."""
+    """AdamW over what is trained of `named`; vectors (norms), embeddings are never decayed."""
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in named:
         if parameter.requires_grad:
             vector = parameter.dim() < 2 or "embed_tokens" in name
             (plain if vector else decayed).append(parameter)

@@ -66,7 +66,7 @@ class Ours:
         self.settings = TrainSettings(
             steps=1, ttt_steps=steps, step_decay=DECAY, loss="kl", precision=precision
         )
-        self.optimizer = adamw(self.drafter, lr=lr, betas=(0.9, 0.999))
+        self.optimizer = adamw(self.drafter.named_parameters(), lr=lr, betas=(0.9, 0.999))
         self.captured = {
             part: [
                 Captured(

@@ -18,7 +18,7 @@ def model() -> nn.ModuleDict:
 
 def test_fused_updates_equal_the_plain_loop() -> None:
     fused, plain = model(), model()
-    ours = adamw(fused, lr=0.01, betas=(0.9, 0.95))
+    ours = adamw(fused.named_parameters(), lr=0.01, betas=(0.9, 0.95))
     theirs = torch.optim.AdamW(
         [p for p in plain.parameters() if p.requires_grad],
         lr=0.01,
@@ -40,8 +40,8 @@ def test_fused_updates_equal_the_plain_loop() -> None:
 
 def test_only_trained_matrices_are_decayed() -> None:
     made = model()
-    decay = {id(p): g["weight_decay"] for g in adamw(made, lr=0.01, weight_decay=0.1).param_groups
-             for p in g["params"]}  # fmt: skip
+    optimizer = adamw(made.named_parameters(), lr=0.01, weight_decay=0.1)
+    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
     assert decay[id(made["fc"].weight)] == 0.1
     assert decay[id(made["fc"].bias)] == decay[id(made["norm"].weight)] == 0.0
     assert id(made["embed_tokens"].weight) not in decay

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.errors import UsageError
-from training.adamw import FUSED
+from training.adamw import adamw
 from training.optim import Muon
 from training.plan import TrainSection
 from training.train.parallel import Replica, full, like
@@ -47,29 +47,16 @@ class Optimizer:
             )
         matrices = [p for n, p in self.named if muon and _is_inner_matrix(n, p)]
         inner = {id(p) for p in matrices}
-        rest = [p for p in self.parameters if id(p) not in inner]
-        vectors = {id(p) for n, p in self.named if p.dim() <= 1 or "embed_tokens" in n}
-        decayed = [p for p in rest if id(p) not in vectors]
-        plain = [p for p in rest if id(p) in vectors]
+        rest = [(n, p) for n, p in self.named if id(p) not in inner]
         self.parts: list[torch.optim.Optimizer] = []
         self.bases: list[float] = []
         if matrices:
             self.parts.append(Muon(matrices, lr=section.lr))
             self.bases.append(section.lr)
-        groups = [
-            {"params": decayed, "weight_decay": section.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
-        ]
         base = section.lr * (ADAMW_BESIDE_MUON if matrices else 1.0)
-        self.fused = all(p.device.type in FUSED for p in rest)
-        self.parts.append(
-            torch.optim.AdamW(
-                [g for g in groups if g["params"]],
-                lr=base,
-                betas=section.betas,
-                fused=self.fused,
-            )
-        )
+        rule = adamw(rest, lr=base, betas=section.betas, weight_decay=section.weight_decay)
+        self.fused = bool(rule.defaults["fused"])
+        self.parts.append(rule)
         self.bases.append(base)
         self.matrices = matrices
 
