@@ -151,15 +151,19 @@ def category_rows(group: Group) -> list[list[str]]:
 
 
 def window_rules(groups: tuple[Group, ...]) -> str:
-    """Which requests the latencies are of, each rule once; empty where none is known."""
-    rules = dict.fromkeys(
-        rule
-        for group in groups
-        for window in group.windows.values()
-        if window is not None
-        for rule in window.rules
-    )
-    return f"Steady window, which latencies are of: {'; or '.join(rules)}." if rules else ""
+    """Which requests the latencies are of; empty where that is not known.
+
+    Each rule stands once, behind the loads that it is for where there are several rules.
+    """
+    loads: dict[str, dict[str, None]] = {}
+    for group in groups:
+        for window in group.windows.values():
+            for rule in () if window is None else window.rules:
+                loads.setdefault(rule, {})[group.name] = None
+    if not loads:
+        return ""
+    told = [f"{' and '.join(names)}: {rule}" for rule, names in loads.items()]
+    return f"Steady window, which latencies are of: {'; '.join(told if len(loads) > 1 else loads)}."
 
 
 def identical(group: Group) -> str:
