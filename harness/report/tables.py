@@ -61,7 +61,7 @@ def render_summary(summary: Summary, width: int = WIDTH) -> RenderableType:
             parts.append(_category_table(group, narrow=narrow))
         found = speed.of_group(summary, group.engine, group.load)
         if found is not None:
-            parts.append(Text(speed.sentence(found)))
+            parts += [Text(speed.sentence(found)), Text("")]
     if groups:
         parts.append(Text(how_pooled(groups), style="dim"))
         parts.append(Text(window_rules(groups), style="dim"))
