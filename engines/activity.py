@@ -8,10 +8,10 @@ wait for another one inside a collective operation.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -95,13 +95,22 @@ def sample(pid: int, log_path: Path, at_s: float) -> Sample:
     )
 
 
-def gpu_bytes(pids: set[int]) -> int | None:
-    """GPU memory held by these processes; None without an NVIDIA driver."""
+@functools.cache
+def _driver() -> Any:
+    """NVIDIA's management library, loaded once and for good; None without a driver."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
     except Exception:  # no package, no driver, no permission: there is nothing to watch
+        return None
+    return pynvml
+
+
+def gpu_bytes(pids: set[int]) -> int | None:
+    """GPU memory held by these processes; None without an NVIDIA driver."""
+    pynvml = _driver()
+    if pynvml is None:
         return None
     try:
         total = 0
@@ -113,9 +122,6 @@ def gpu_bytes(pids: set[int]) -> int | None:
         return total
     except pynvml.NVMLError:
         return None
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
 
 
 def changed(before: Sample, after: Sample) -> bool:
@@ -170,8 +176,3 @@ class StallWatch:
         if quiet_s > busy:
             return Stall(kind="busy", phase=phase, quiet_s=quiet_s, budget_s=busy)
         return None
-
-
-def ordered(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """By process id: parents come before their children."""
-    return sorted(processes, key=lambda process: process.pid)

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from engines.activity import Stall, ordered, tree
+from engines.activity import Stall, tree
 
 DUMP_S = 20.0
 TAIL_LINES = 15
@@ -89,7 +89,7 @@ def dissect(pid: int, stall: Stall, *, folder: Path, log_path: Path, argv: Seque
     Nothing is ended or changed. What cannot be had is said in its file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    processes = ordered(tree(pid))
+    processes = sorted(tree(pid), key=lambda process: process.pid)  # parents come first
     _write(folder / "processes.txt", _table(processes))
     stacks = [stack_of(process, folder) for process in processes]
     log = _log_tail(log_path)
