@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from pages import put
 from peer_commands import PEERS, REPO, Ask, Figures, Peer, make_tokenizer, tell
 
 from engines.install import environments_root
@@ -216,16 +217,6 @@ def table(rows: list[Row], script: Script) -> str:
     return "\n".join(out)
 
 
-def write(text: str) -> None:
-    """Put the table between the markers of the page."""
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        sys.exit(f"{PAGE}: the lines {BEGIN} and {END} are missing")
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
-
-
 def main() -> None:
     """Run what is asked for, client by client at each load."""
     names = [peer.name for peer in PEERS]
@@ -254,7 +245,7 @@ def main() -> None:
     text = table(rows, script)
     print(text)
     if given.write:
-        write(text)
+        put(PAGE, BEGIN, END, text)
 
 
 if __name__ == "__main__":

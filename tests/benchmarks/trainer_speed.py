@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pages import put
 from trainer_data import SHAPES, Shape, write_data
 
 from engines.install import engine_python
@@ -236,16 +237,6 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def write(text: str) -> None:
-    """Put the table between the markers of the page."""
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        sys.exit(f"{PAGE}: the lines {BEGIN} and {END} are missing")
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
-
-
 def main() -> None:
     """Run the shapes that are asked for, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -278,7 +269,7 @@ def main() -> None:
         record = {"heading": heading(options, load), "options": options, "shapes": SHAPES}
         out.write_bytes(msgspec.json.format(msgspec.json.encode(record | {"results": results})))
     if into_page:
-        write(text)
+        put(PAGE, BEGIN, END, text)
 
 
 if __name__ == "__main__":
