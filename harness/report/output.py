@@ -86,5 +86,6 @@ def _parity(summary: Summary, engine: str) -> Iterable[str]:
         verdict = "another model" if f.differs else "the same"
         apart = "below 0.0001" if 0 < f.difference < 1e-4 else words.number(f.difference, 2)
         yield (
-            f"{where}: {verdict}, {apart} nats on average of {f.tokens:,d} tokens (allowed {f.bound:g})"
+            f"{where}: {verdict}, {apart} nats on average of {f.tokens:,d} tokens "
+            f"(allowed {f.bound:g})"
         )
