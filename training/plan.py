@@ -54,7 +54,8 @@ class GenerateSection(Section, frozen=True, kw_only=True):
     needs a temperature. `max_tokens` an answer. The `most_*` shares are the gate's limits; what
     they count is filtered out where the gate passes. `most_misplaced`: with end or think tokens
     where none belong. `least_round_trip`: of samples whose tokens give what the server sent.
-    `least_samples`: kept ones.
+    `least_samples`: kept ones. `keep_truncated`: an answer that was cut is counted, but kept: as
+    far as it goes it is the target's own.
     """
 
     engine: EngineName = "reference"
@@ -72,6 +73,7 @@ class GenerateSection(Section, frozen=True, kw_only=True):
     most_misplaced: Share = 0.02
     least_round_trip: Share = 0.95
     least_samples: Positive = 1
+    keep_truncated: bool = False
 
 
 class CaptureSection(Section, frozen=True, kw_only=True):

@@ -149,6 +149,22 @@ def test_everything_is_counted_and_what_is_wrong_left_out(text: TargetText, tmp_
         examine(tmp_path, text, plan(), asked[:2])
 
 
+def test_a_cut_answer_may_be_kept_but_one_in_circles_is_not(
+    text: TargetText, tmp_path: Path
+) -> None:
+    keeping = plan(keep_truncated=True)
+    asked = wanted_samples([Prompt(id=f"p{i}", text="x") for i in range(2)], keeping)
+    cut = ["a</think>it is", "a b</think>" + "it is 3 and " * 30]
+    with ShardWriter(tmp_path, 2) as writer:
+        for i, said in enumerate(cut):
+            one = _fields(answer(text, said, "length"))
+            writer.append(Sample(**{**one, "id": f"p{i}#0", "prompt_id": f"p{i}", "index": i}))
+    found = examine(tmp_path, text, keeping, asked)
+    assert found.faults == {"truncated": 2, "degenerate": 1}
+    assert found.dropped == {"p1#0": "degenerate"}
+    assert [one.id for one in read_samples(tmp_path)] == ["p0#0"]
+
+
 def _fields(one: Sample) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__struct_fields__}
 

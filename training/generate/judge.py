@@ -120,7 +120,7 @@ def examine(folder: Path, text: TargetText, plan: TrainingPlan, wanted: Sequence
         if key in seen:
             reasons.append("duplicate")
         seen.add(key)
-        _count(found, sample, reasons)
+        _count(found, sample, reasons, keep_truncated=plan.generate.keep_truncated)
         _round_trip(found, sample, text, encode=number % every == 0)
         _template(found, sample, text, variables_of(asked[sample.id].prompt, plan))
     write_record(folder / DROPPED, found.dropped)
@@ -136,15 +136,16 @@ def digest(samples: Iterable[Sample]) -> str:
     return whole.hexdigest()
 
 
-def _count(found: Found, sample: Sample, reasons: list[str]) -> None:
+def _count(found: Found, sample: Sample, reasons: list[str], *, keep_truncated: bool) -> None:
     found.samples += 1
     found.faults.update(reasons)
     found.finish_reasons[sample.finish_reason or "none"] += 1
     found.ids_from[sample.ids_from] += 1
     found.prompt_tokens += sample.loss_from
     found.answer_tokens += len(sample.answer_ids)
-    if reasons:
-        found.dropped[sample.id] = reasons[0]
+    against = [one for one in reasons if not (one == "truncated" and keep_truncated)]
+    if against:
+        found.dropped[sample.id] = against[0]
     else:
         found.categories[sample.category or "none"] += 1
         found.kept_tokens += len(sample.token_ids)

@@ -141,7 +141,7 @@ def made_from(plan: TrainingPlan, target: Path, prompts: Sequence[Prompt]) -> Ma
 
 def _limits(plan: TrainingPlan) -> dict[str, Any]:
     told = msgspec.to_builtins(plan.generate)
-    return {key: told[key] for key in told if key.startswith(("most_", "least_"))}
+    return {key: told[key] for key in told if key.startswith(("most_", "least_", "keep_"))}
 
 
 def _begun(folder: Path, made: MadeFrom) -> Begun:
