@@ -184,6 +184,34 @@ def test_neither_states_nor_head_are_rounded(states: torch.dtype, rounded: bool)
     assert source.closed
 
 
+def test_a_gpu_without_room_leaves_the_head_to_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from training import loss
+
+    head, last = torch.eye(6), torch.randn(9, 6)
+
+    class Target:
+        def head(self) -> torch.Tensor:
+            return head
+
+    calls = []
+
+    def full(states: torch.Tensor, lm_head: torch.Tensor) -> torch.Tensor:
+        calls.append(len(states))
+        if len(calls) == 1:
+            raise torch.cuda.OutOfMemoryError("full")
+        return (states @ lm_head.T).argmax(-1)
+
+    monkeypatch.setattr(loss, "target_choice", full)
+    capturer = WithChoice(_Source(last), Target(), "cpu")  # type: ignore[arg-type]
+    for _ in range(2):
+        (found,) = capturer.capture([[1] * 9])
+        assert found.choice is not None and found.choice.tolist() == last.argmax(-1).tolist()
+    assert len(calls) == 3  # the second batch does not try again
+    assert capsys.readouterr().err.count("no room for the target's head") == 1
+
+
 def _sample(length: int, choice: list[int] | None) -> SampleStates:
     return SampleStates(
         sample_id=f"s{length}",

@@ -31,23 +31,20 @@ class WithChoice:
     """
 
     def __init__(self, inner: Capturer, target: CaptureTarget, device: str) -> None:
-        self._inner, self._target, self._device = inner, target, device
-        self._head: Tensor | None = None  # read at the first batch, on the states' dtype
+        import torch
+
+        self._inner, self._target = inner, target
+        self._device = device if torch.cuda.is_available() else "cpu"
+        self._head: Tensor | None = None  # read at the first batch
         self.name = inner.name
 
     def capture(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
         """The states of each row, with `choice`. Raises what the engine raises."""
         import torch
 
-        from training.loss import target_choice
-
         found = self._inner.capture(rows)
         last = torch.cat([states.last_normed for states in found])  # [sum of T, H]
-        if last.dtype != torch.bfloat16:
-            last = last.float()
-        head = self._placed(last.dtype)
-        last = last if last.dtype == head.dtype else last.float()
-        choice = target_choice(last.to(head.device), head).to("cpu", torch.int32)
+        choice = self._choose(last if last.dtype == torch.bfloat16 else last.float())
         lengths = [len(states.last_normed) for states in found]
         return [
             RowStates(
@@ -64,30 +61,32 @@ class WithChoice:
         self._head = None
         self._inner.close()
 
-    def _placed(self, dtype: torch.dtype) -> Tensor:
-        """The head [V, H]: bfloat16 for such states where that rounds nothing, else float32.
-
-        It lies on the engine's device, or on the CPU where the engine has left it no room.
-        """
+    def _choose(self, last: Tensor) -> Tensor:
+        """The choices int32 [N] after states [N, H], on the engine's device where there is room."""
         import torch
 
-        if self._head is not None:
-            return self._head
-        head = self._target.head()
-        if dtype == torch.bfloat16:
-            half = head.bfloat16()
-            head = half if torch.equal(half.float(), head.float()) else head.float()
-        else:
-            head = head.float()
-        if self._device.startswith("cuda") and torch.cuda.is_available():
-            try:
-                head = head.to(self._device)
-            except torch.cuda.OutOfMemoryError:
-                note(
-                    "capture: no room for the target's head beside the engine; it stays on the CPU"
-                )
-        self._head = head
-        return head
+        from training.loss import target_choice
+
+        if self._head is None:
+            self._head = self._read(last.dtype)
+        last = last if last.dtype == self._head.dtype else last.float()
+        try:
+            self._head = self._head.to(self._device)
+            found = target_choice(last.to(self._device), self._head)
+        except torch.cuda.OutOfMemoryError:
+            note("capture: no room for the target's head beside the engine; it goes to the CPU")
+            self._device, self._head = "cpu", self._head.cpu()
+            found = target_choice(last.cpu(), self._head)
+        return found.to("cpu", torch.int32)
+
+    def _read(self, dtype: torch.dtype) -> Tensor:
+        """The head [V, H]: bfloat16 for such states where that rounds nothing, else float32."""
+        import torch
+
+        head = self._target.head().float()
+        half = head.bfloat16()
+        exact = dtype == torch.bfloat16 and torch.equal(half.float(), head)
+        return half if exact else head
 
 
 def choice_check(
