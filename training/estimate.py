@@ -31,6 +31,8 @@ STATE_BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
 SCALE_BYTES = 4
 """Of fp8: one float32 scale a row and state."""
 ID_BYTES = 8
+CHOICE_BYTES = 4
+"""The target's own choice after a token."""
 SAMPLE_BYTES = 12
 """A token in a sample's line: about 7 bytes of id and 5 of text."""
 MASTER, MOMENT, LOW = 4, 4, 2
@@ -142,11 +144,11 @@ def parameters(spec: DrafterSpec, plan: TrainingPlan) -> tuple[int, int]:
 
 
 def state_bytes(plan: TrainingPlan, spec: DrafterSpec) -> float:
-    """Stored bytes of one token: its aux states and the last one, its id, fp8's scales."""
+    """Stored bytes of one token: aux states and the last one, id, choice, fp8's scales."""
     states = len(spec.aux_layers) + 1
     kind = plan.capture.dtype
     scales = SCALE_BYTES * states if kind == "fp8" else 0
-    return states * spec.target_hidden_size * STATE_BYTES[kind] + scales + ID_BYTES
+    return states * spec.target_hidden_size * STATE_BYTES[kind] + scales + ID_BYTES + CHOICE_BYTES
 
 
 def _drafter(sizes: Sizes) -> Iterator[Figure]:

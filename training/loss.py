@@ -19,6 +19,7 @@ from drafters.eagle3 import Eagle3Drafter
 from training.unroll import CHUNK, Drafting, product_dtype
 
 _HALVES = (torch.bfloat16, torch.float16)
+_ROWS = 1024  # states that share one pass over the target's whole head
 
 LossKind = Literal["soft_cross_entropy", "kl", "hard"]
 
@@ -36,12 +37,28 @@ def target_logits(last_normed: Tensor, lm_head: Tensor) -> Tensor:
 def target_choice(last_normed: Tensor, lm_head: Tensor) -> Tensor:
     """The argmax [N] of the target's logits over its whole vocabulary, for states [N, H].
 
-    Under autocast states and head are rounded to its dtype first, the logits never.
+    Under autocast states and head are rounded to its dtype first, the logits never. The head is
+    taken in blocks of its rows, so that many states share each reading of it.
     """
     dtype = product_dtype(last_normed)
     with torch.autocast(last_normed.device.type, enabled=False):
-        parts = last_normed.split(max(CHUNK // lm_head.shape[0], 1))
-        return torch.cat([_unrounded(part, lm_head, dtype).argmax(-1) for part in parts])
+        parts = last_normed.split(_ROWS)
+        return torch.cat([_choice(part, lm_head, dtype) for part in parts])
+
+
+def _choice(states: Tensor, lm_head: Tensor, dtype: torch.dtype) -> Tensor:
+    best: Tensor | None = None
+    choice: Tensor | None = None
+    size = max(CHUNK // max(states.shape[0], 1), 1)
+    for begin in range(0, lm_head.shape[0], size):
+        top, at = _unrounded(states, lm_head[begin : begin + size], dtype).max(-1)
+        if best is None or choice is None:
+            best, choice = top, at
+        else:
+            above = top > best  # of equals the first stays, as in an argmax over all
+            best, choice = torch.where(above, top, best), torch.where(above, at + begin, choice)
+    assert choice is not None, "a head without rows"
+    return choice
 
 
 def within_draft_vocabulary(drafter: Eagle3Drafter, target_ids: Tensor) -> Tensor:
@@ -56,6 +73,26 @@ def restrict(drafter: Eagle3Drafter, logits: Tensor) -> Tensor:
     if drafter.t2d is None:
         return logits
     return logits[..., drafter.t2d]
+
+
+class TargetHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The target's head as losses use it, made once for a whole run: see `target_head`.
+
+    `whole` [V, H]; `drafted` [D, H]: its rows of the draft vocabulary.
+    """
+
+    whole: Tensor
+    drafted: Tensor
+
+
+def target_head(drafter: Eagle3Drafter, lm_head: Tensor) -> TargetHead:
+    """`lm_head` [V, H] and what the drafter's vocabulary leaves of it.
+
+    On a CPU the rows left are float32, as its products take them: half the memory would be cast
+    anew for every few positions.
+    """
+    rows = lm_head if drafter.t2d is None else lm_head[drafter.t2d]
+    return TargetHead(whole=lm_head, drafted=rows.float() if rows.device.type == "cpu" else rows)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,9 @@ class SampleStates(msgspec.Struct, frozen=True, kw_only=True):
 
     `token_ids` int64 [T]; loss is on tokens `loss_from` … T - 1. `aux` [T, n * H]: the aux hidden
     states side by side; `last_normed` [T, H]: the last state AFTER the target's final norm. Both
-    are float32 or bfloat16, whatever they were stored as.
+    are float32 or bfloat16, whatever they were stored as. `choice` int32 [T]: the argmax of the
+    target's logits after each token, over its whole vocabulary; None in states that were captured
+    before it was stored.
     """
 
     sample_id: str
@@ -37,6 +39,7 @@ class SampleStates(msgspec.Struct, frozen=True, kw_only=True):
     loss_from: int
     aux: Tensor
     last_normed: Tensor
+    choice: Tensor | None = None
 
 
 class StateSource(Protocol):
@@ -94,6 +97,8 @@ class StoredStates:
         shard, number = self._places[index]
         begin, end = self._offsets[shard][number : number + 2]
         names = ["token_ids", "aux", "last_normed"]
+        if self.layout.choice:
+            names += ["choice"]
         if self.layout.dtype == "fp8":
             names += ["aux_scale", "last_scale"]
         found = {name: self._rows(shard, name, begin, end) for name in names}
@@ -112,6 +117,7 @@ class StoredStates:
             loss_from=self._loss_from[shard][number],
             aux=aux,
             last_normed=last,
+            choice=found["choice"].clone() if self.layout.choice else None,
         )
 
     def token_ids(self, index: int) -> Tensor:

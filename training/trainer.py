@@ -11,7 +11,15 @@ from torch import Tensor
 
 from drafters.eagle3 import Eagle3Drafter
 from training.counts import StepCounts, count
-from training.loss import LossKind, Wanted, head_loss, target_choice, within_draft_vocabulary
+from training.loss import (
+    LossKind,
+    TargetHead,
+    Wanted,
+    head_loss,
+    target_choice,
+    target_head,
+    within_draft_vocabulary,
+)
 from training.optim import Optimizers
 from training.precision import has_tiles
 from training.progress import Progress, Smoothed
@@ -31,6 +39,7 @@ __all__ = [
     "Captured",
     "StepCounts",
     "StepResult",
+    "TargetHead",
     "TrainSettings",
     "TttStep",
     "autocast",
@@ -38,6 +47,7 @@ __all__ = [
     "drafter_loss",
     "loss_slots",
     "shift",
+    "target_head",
     "train_drafter",
     "unroll",
     "with_choice",
@@ -134,7 +144,7 @@ def loss_slots(drafter: Eagle3Drafter, captured: Captured, ttt_steps: int) -> Te
 def drafter_loss(
     drafter: Eagle3Drafter,
     captured: Captured,
-    lm_head: Tensor,
+    lm_head: Tensor | TargetHead,
     settings: TrainSettings,
     *,
     generator: torch.Generator | None = None,
@@ -143,16 +153,17 @@ def drafter_loss(
     """The loss of one batch over all TTT steps: the weighted mean of the steps' mean losses.
 
     The accuracies are against the argmax over the target's whole vocabulary; a slot whose argmax
-    cannot be drafted carries no loss. `lm_head` [V, H] is the target's. `generator` draws the
-    noise. `denominators` [ttt_steps]: divide each step's sum of losses by this instead of its own
-    number of slots (see `loss_slots`).
+    cannot be drafted carries no loss. `lm_head` [V, H] is the target's; who calls often makes a
+    `target_head` of it once. `generator` draws the noise. `denominators` [ttt_steps]: divide each
+    step's sum of losses by this instead of its own number of slots (see `loss_slots`).
     """
     steps = settings.ttt_steps
+    head = lm_head if isinstance(lm_head, TargetHead) else target_head(drafter, lm_head)
     with autocast(captured.aux.device, settings.precision):
         if drafter.t2d is not None:
-            captured = with_choice(captured, lm_head, steps)
+            captured = with_choice(captured, head.whole, steps)
         plan = drafting(captured.batch, steps)
-        wanted = _wanted(drafter, captured, lm_head, plan)
+        wanted = _wanted(drafter, captured, head, plan)
         slots = (plan.valid & wanted.inside).sum(1) if denominators is None else denominators
         decay = settings.step_decay ** torch.arange(steps, device=slots.device).float()
         weights = decay / decay.sum() / slots.clamp_min(1)
@@ -161,7 +172,7 @@ def drafter_loss(
     return StepResult(loss=result.loss, counts=count(plan, wanted.inside, result))
 
 
-def _wanted(drafter: Eagle3Drafter, captured: Captured, lm_head: Tensor, plan: Drafting) -> Wanted:
+def _wanted(drafter: Eagle3Drafter, captured: Captured, head: TargetHead, plan: Drafting) -> Wanted:
     at = plan.positions
     choice = None if captured.choice is None else captured.choice.flatten()[at]
     everything = torch.ones(at.shape, dtype=torch.bool, device=at.device)
@@ -169,7 +180,7 @@ def _wanted(drafter: Eagle3Drafter, captured: Captured, lm_head: Tensor, plan: D
         states=captured.last_normed.flatten(0, 1)[at],
         choice=choice,
         inside=everything if choice is None else within_draft_vocabulary(drafter, choice),
-        head=lm_head if drafter.t2d is None else lm_head[drafter.t2d],
+        head=head.drafted,
     )
 
 
@@ -201,9 +212,10 @@ def train_drafter(
     )
     progress = Progress(f"drafter ({drafter.spec.kind})", settings.steps)
     smooth = Smoothed()
+    head = target_head(drafter, lm_head)
     for step in range(settings.steps):
         captured = next(data)
-        result = drafter_loss(drafter, captured, lm_head, settings)
+        result = drafter_loss(drafter, captured, head, settings)
         result.loss.backward()
         optimizers.step(step)
         smooth.add(result.loss.item(), *result.accuracy)

@@ -50,12 +50,14 @@ class RowStates:
     """The states of one sample of T tokens.
 
     `token_ids` int64 [T] as the engine saw them, `aux` [T, n * H] side by side in the order of
-    `CaptureSpec.aux_layers`, `last_normed` [T, H] after the target's final norm.
+    `CaptureSpec.aux_layers`, `last_normed` [T, H] after the target's final norm. `choice` int32
+    [T], where somebody has taken it: the argmax of the target's logits after each token.
     """
 
     token_ids: Tensor
     aux: Tensor
     last_normed: Tensor
+    choice: Tensor | None = None
 
 
 class Capturer(Protocol):

@@ -87,10 +87,13 @@ def write_data(shape: Shape, folder: Path, *, batches: int, held_out: int) -> No
     else:
         source, target = _made_up(shape)
     rows = _rows(source, shape.tokens, batches + held_out)
+    lm_head = target["lm_head"]
     tensors: dict[str, Tensor] = {}
     for number, row in enumerate(rows):
         name = f"train.{number}" if number < batches else f"held_out.{number - batches}"
-        tensors |= {f"{name}.{key}": value for key, value in _packed(row, shape.tokens).items()}
+        tensors |= {
+            f"{name}.{key}": value for key, value in _packed(row, shape.tokens, lm_head).items()
+        }
     save_file(tensors, folder / "batches.safetensors")
     kept = _draft_vocabulary(shape, rows[:batches])
     save_file(_first_weights(shape, target, kept), folder / "drafter.safetensors")
@@ -114,9 +117,10 @@ def _rows(source: Any, tokens: int, count: int) -> list[list[Example]]:
     raise RuntimeError("the source of documents ended")
 
 
-def _packed(row: list[Example], tokens: int) -> dict[str, Tensor]:
-    """One row [1, tokens], padded at its end."""
+def _packed(row: list[Example], tokens: int, lm_head: Tensor) -> dict[str, Tensor]:
+    """One row [1, tokens], padded at its end; choices as the capture stage stores them."""
     from training.data import collate
+    from training.loss import target_choice
 
     batch = collate([[example.document for example in row]], tokens)
     aux = torch.zeros(1, tokens, row[0].aux.shape[-1])
@@ -131,6 +135,7 @@ def _packed(row: list[Example], tokens: int) -> dict[str, Tensor]:
         "loss_mask": batch.loss_mask,
         "aux": aux,
         "last_normed": last,
+        "choice": target_choice(last[0], lm_head)[None],
     }
 
 

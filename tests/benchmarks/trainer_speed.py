@@ -1,7 +1,8 @@
 """Our trainer beside speculators': the same data, drafter, batch, optimizer, machine and threads.
 
     python tests/benchmarks/trainer_speed.py [--shapes demo,medium,large] [--blocks 6]
-        [--updates 4] [--precision auto|float32|bfloat16] [--out FILE] [--write]
+        [--updates 4] [--precision auto|float32|bfloat16] [--choice stored|computed]
+        [--out FILE] [--write]
 
 Each side is a process of its own; blocks of updates take turns, so that what else the machine does
 meets both. speculators' trainer refuses to run without an accelerator, and its default attention
@@ -38,6 +39,10 @@ PAGE = REPO / "docs" / "performance.md"
 BEGIN = "<!-- trainer: begin -->"
 END = "<!-- trainer: end -->"
 OURS = "this trainer"
+CHOICES = {
+    "stored": "stored by the capture stage",
+    "computed": "computed in every update",
+}
 PRECISIONS = {"float32": "all in float32", "bfloat16": "products in bfloat16 (autocast)"}
 
 
@@ -53,6 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     held_out: int
     precision: str
+    choice: str
 
 
 class Side(msgspec.Struct, kw_only=True):
@@ -78,7 +84,7 @@ class Process:
 
     def __init__(self, kind: str, python: Path, folder: Path, options: Options, row: int) -> None:
         arguments = [options.threads, options.ttt_steps, options.lr, options.head, row]
-        arguments.append(options.precision)
+        arguments += [options.precision, options.choice]
         command = [str(python), str(HERE / "trainer_worker.py"), kind, str(folder)]
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
         if kind == "ours":
@@ -174,7 +180,8 @@ def heading(options: Options, load: float) -> str:
         f"{load:.2f} before the start, Python {platform.python_version()}, torch {packages[0]}, "
         f"speculators {packages[1]} (its draft model, KL loss and AdamW, driven with SDPA "
         f"attention), {PRECISIONS[options.precision]}, {options.ttt_steps} TTT steps, "
-        f"head {options.head}; "
+        f"head {options.head}; the target's choice {CHOICES[options.choice]} (for this trainer: "
+        f"speculators uses none); "
         f"{options.blocks} blocks of {options.updates} updates, in turn; held-out accuracy after "
         f"{updates} updates; {datetime.now(UTC).date().isoformat()}."
     )
@@ -249,6 +256,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--head", choices=("frozen", "trained"), default="frozen")
     parser.add_argument("--precision", choices=("auto", *PRECISIONS), default="auto")
+    parser.add_argument("--choice", choices=tuple(CHOICES), default="stored")
     parser.add_argument("--batches", type=int, default=12, help="batches that are trained on")
     parser.add_argument("--held-out", type=int, default=4, help="batches to judge by")
     parser.add_argument("--out", type=Path, help="write everything measured, as JSON")

@@ -1,11 +1,12 @@
 r"""One trainer in a process of its own, told on stdin what to do; answers in JSON lines.
 
     python trainer_worker.py ours|speculators FOLDER THREADS TTT_STEPS LR frozen|trained ROW \
-        float32|bfloat16
+        float32|bfloat16 stored|computed
 
 `block N`: train N updates; `loss`: the loss of the first batch; `save FILE`: the weights;
 `judge FILE` (ours only): held-out accuracy of a drafter's weights; an empty line: end. ROW
-(speculators only): how many tokens go through its model at a time, 0 for the whole batch. Runs in
+(speculators only): how many tokens go through its model at a time, 0 for the whole batch. The last
+word (ours only): whether the target's choices come with the states or are computed. Runs in
 this harness's environment and in the one of speculators, so that it imports either's packages
 only where it needs them.
 """
@@ -49,14 +50,22 @@ class Ours:
     """This repository's trainer."""
 
     def __init__(
-        self, data: Data, *, steps: int, lr: float, train_head: bool, row: int, precision: str
+        self,
+        data: Data,
+        *,
+        steps: int,
+        lr: float,
+        train_head: bool,
+        row: int,
+        precision: str,
+        choice: str,
     ) -> None:
         from trainer_data import SHAPES, drafter_spec
 
         from drafters.eagle3 import Eagle3Drafter
         from training.adamw import adamw
         from training.data import Batch
-        from training.trainer import Captured, TrainSettings
+        from training.trainer import Captured, TrainSettings, target_head
 
         self.data, self.steps = data, steps
         self.drafter = Eagle3Drafter(drafter_spec(SHAPES[data.shape.name]))
@@ -66,6 +75,8 @@ class Ours:
         self.settings = TrainSettings(
             steps=1, ttt_steps=steps, step_decay=DECAY, loss="kl", precision=precision
         )
+        # Made once, as speculators holds the head's rows of the draft vocabulary.
+        self.head = target_head(self.drafter, data.target["lm_head"])
         self.optimizer = adamw(self.drafter.named_parameters(), lr=lr, betas=(0.9, 0.999))
         self.captured = {
             part: [
@@ -73,6 +84,7 @@ class Ours:
                     batch=Batch(**{k: row[k] for k in Batch.__struct_fields__}),
                     aux=row["aux"],
                     last_normed=row["last_normed"],
+                    choice=row["choice"] if choice == "stored" else None,
                 )
                 for row in rows
             ]
@@ -86,9 +98,7 @@ class Ours:
         from training.trainer import drafter_loss
 
         captured = self.captured["train"][number]
-        return drafter_loss(
-            self.drafter, captured, self.data.target["lm_head"], self.settings
-        ).loss  # fmt: skip
+        return drafter_loss(self.drafter, captured, self.head, self.settings).loss
 
     def update(self, number: int) -> None:
         self.optimizer.zero_grad()
@@ -110,7 +120,7 @@ class Ours:
         total = None
         for captured in self.captured["held_out"]:
             exact = msgspec.structs.replace(self.settings, precision="float32")
-            result = drafter_loss(self.drafter, captured, self.data.target["lm_head"], exact)
+            result = drafter_loss(self.drafter, captured, self.head, exact)
             total = result.counts if total is None else total + result.counts
         self.drafter.load_state_dict(mine)
         assert total is not None
@@ -128,7 +138,15 @@ class Theirs:
     """speculators' draft model, its loss and its optimizer, as its trainer joins them."""
 
     def __init__(
-        self, data: Data, *, steps: int, lr: float, train_head: bool, row: int, precision: str
+        self,
+        data: Data,
+        *,
+        steps: int,
+        lr: float,
+        train_head: bool,
+        row: int,
+        precision: str,
+        choice: str,
     ) -> None:
         from speculators.config import SpeculatorsConfig, VerifierConfig
         from speculators.losses import resolve_loss_config
@@ -256,7 +274,7 @@ def peak_bytes() -> int:
 
 def main() -> None:
     """Answer what stdin asks, line by line."""
-    side, folder, threads, steps, lr, head, row, precision = sys.argv[1:9]
+    side, folder, threads, steps, lr, head, row, precision, choice = sys.argv[1:10]
     torch.set_num_threads(int(threads))
     torch.manual_seed(0)
     data = Data(Path(folder))
@@ -268,6 +286,7 @@ def main() -> None:
         train_head=head == "trained",
         row=int(row),
         precision=precision,
+        choice=choice,
     )
     done, loaded = 0, peak_bytes()
     for line in sys.stdin:

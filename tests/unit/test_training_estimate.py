@@ -202,4 +202,4 @@ def test_amounts_are_told_in_a_readers_units() -> None:
 
 def test_states_of_a_token() -> None:
     plan = TrainingPlan()
-    assert state_bytes(plan, small()) == 4 * 16 * 2 + 8
+    assert state_bytes(plan, small()) == 4 * 16 * 2 + 8 + 4

@@ -20,6 +20,8 @@ from training.counts import FIELDS, StepCounts
 from training.data import Batch, Document, collate
 from training.evaluate import draft_everywhere
 from training.loss import target_choice
+from training.plan import TrainSection
+from training.train.objective import Objective
 from training.trainer import (
     Captured,
     TrainSettings,
@@ -373,6 +375,51 @@ def test_the_targets_choice_does_not_come_from_rounded_logits() -> None:
     assert torch.equal(exact, (states @ head.T).argmax(-1))
     assert torch.equal(rough, exact)  # what is rounded already is not rounded again
     assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("chunk", [1, 300, 401 * 64, 401 * 500 + 7])
+def test_a_choice_out_of_blocks_is_the_argmax_over_all(
+    monkeypatch: pytest.MonkeyPatch, precision: str, chunk: int
+) -> None:
+    generator = torch.Generator().manual_seed(4)
+    states = torch.randint(-3, 4, (401, 16), generator=generator).float()
+    head = torch.randint(-2, 3, (500, 16), generator=generator).float()  # many ties
+    head[250:] = head[:250]  # each likeliest token twice
+    monkeypatch.setattr("training.loss.CHUNK", chunk)
+    monkeypatch.setattr("training.loss._ROWS", 200)
+    with trainer.autocast(torch.device("cpu"), precision):
+        found = target_choice(states, head)
+    assert torch.equal(found, (states @ head.T).argmax(-1))
+    assert found.max() < 250
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("size", [None, 15], ids=["whole", "draft vocabulary"])
+def test_a_head_made_once_gives_the_same_bits(precision: str, size: int | None) -> None:
+    captured = captured_of([[(14, 3), (9, 0)], [(17, 8)]])
+    drafter = drafter_of(LLAMA) if size is None else drafter_of(LLAMA, draft_vocabulary=size)
+    asked = TrainSettings(steps=1, precision=precision)  # type: ignore[arg-type]
+    once = trainer.target_head(drafter, HEAD)
+    assert once.whole is HEAD and once.drafted.shape == (size or HEAD.shape[0], HEAD.shape[1])
+    for _ in range(2):
+        plain, same = (drafter_loss(drafter, captured, head, asked) for head in (HEAD, once))
+        assert torch.equal(plain.loss, same.loss)
+        assert torch.equal(plain.counts.table, same.counts.table)
+        expected = gradients(drafter, plain.loss)
+        for name, gradient in gradients(drafter, same.loss).items():
+            assert torch.equal(gradient, expected[name]), name
+    half = trainer.target_head(drafter, HEAD.bfloat16())
+    assert half.whole.dtype == torch.bfloat16 and half.drafted.dtype == torch.float32
+
+
+def test_an_objective_makes_its_head_once() -> None:
+    objective = Objective(TrainSection(), HEAD, torch.device("cpu"))
+    first, other = drafter_of(LLAMA, draft_vocabulary=15), drafter_of(LLAMA)
+    made = objective.head(first)
+    assert objective.head(first) is made and made.drafted.shape[0] == 15
+    assert objective.head(other).drafted.shape[0] == HEAD.shape[0]
+    assert torch.equal(objective.head(first).drafted, made.drafted)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from training.capture.inputs import Row
 from training.capture.store import StatesIndex
 from training.files import file_digest
 from training.gate import Check
-from training.states import SampleStates, StoredStates
+from training.states import StoredStates
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -389,8 +389,3 @@ def fp8_check(probes: Sequence[Probe], bytes_share: float) -> list[Check]:
             advice="the target's hidden size is too small for one scale a row: store bfloat16",
         ),
     ]
-
-
-def states_of(states: SampleStates) -> Tensor:
-    """[T, n + 1, H] of a sample that was read."""
-    return stacked(states.aux, states.last_normed)

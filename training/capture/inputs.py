@@ -76,7 +76,12 @@ def read_inputs(plan: TrainingPlan, work: Path) -> Inputs:
             f"{folder}: no sample has a token that carries loss within {most} tokens; raise "
             "capture.max_length, or generate samples"
         )
-    layout = Layout(aux_layers=aux_layers, hidden_size=facts.hidden_size, dtype=plan.capture.dtype)
+    layout = Layout(
+        aux_layers=aux_layers,
+        hidden_size=facts.hidden_size,
+        dtype=plan.capture.dtype,
+        choice=True,
+    )
     return Inputs(
         rows=rows, digest=gate.output, cut=cut, left_out=left_out, target=facts, layout=layout
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engines.capture.base import Capturer, open_capturer
 from training.capture.ahead import Ahead
+from training.capture.choice import WithChoice
 from training.capture.inputs import Row, capture_spec, read_inputs
 from training.folders import stage_folder
 from training.plan import TrainingPlan
@@ -91,6 +92,7 @@ class OnlineStates:
                 loss_from=row.loss_from,
                 aux=states.aux,
                 last_normed=states.last_normed,
+                choice=states.choice,
             )
             for row, states in zip(rows, captured, strict=True)
         ]
@@ -106,7 +108,7 @@ def open_online(plan: TrainingPlan, work: Path) -> OnlineStates:
     return OnlineStates(
         inputs.rows,
         inputs.layout.aux_layers,
-        lambda: open_capturer(plan.capture.engine, spec),
+        lambda: WithChoice(open_capturer(plan.capture.engine, spec), inputs.target, spec.device),
         batch=plan.capture.batch,
         buffer=plan.capture.buffer_samples,
     )

@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.capture.base import Capturer
+import msgspec
+
+from engines.capture.base import Capturer, RowStates
 from engines.capture.reference import ReferenceCapturer
 from training.capture import checks as measure
 from training.capture.checks import Probe
+from training.capture.choice import choice_check
 from training.capture.inputs import Inputs, Row, reference_spec
-from training.capture.store import Layout
 from training.gate import Check
 from training.plan import TrainingPlan
+from training.states import SampleStates
 from training.targets import reference_refusal
 
 if TYPE_CHECKING:
@@ -27,8 +30,9 @@ FLOAT32_GROWTH = 2
 SUSPECTS = 4
 """Samples whose own proof is poor are looked at too, the worst of them."""
 
-GotStates = Callable[[Sequence[int]], "list[Tensor]"]
-"""Numbers of samples -> what was captured of them, each [T, n + 1, H] with the last state."""
+States = RowStates | SampleStates
+GotStates = Callable[[Sequence[int]], list[States]]
+"""Numbers of samples -> what was captured of them."""
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -64,16 +68,25 @@ def prove(plan: TrainingPlan, inputs: Inputs, capturer: Capturer, got: GotStates
     """Everything that is measured on a few samples."""
     rows = inputs.rows
     chosen = proof_samples(rows)
-    last = [(rows[i], states[:, -1]) for i, states in zip(chosen, got(chosen), strict=True)]
+    proved = got(chosen)
+    last = [(rows[i], states.last_normed) for i, states in zip(chosen, proved, strict=True)]
     rounded = inputs.layout.dtype == "fp8" and not plan.capture.online
     checks, measured = proof_checks(plan, inputs, last, rounded=rounded)
+    if inputs.layout.choice:
+        told = [(rows[i], s.last_normed, s.choice) for i, s in zip(chosen, proved, strict=True)]
+        head, least = inputs.target.head(), plan.capture.least_proof
+        checks.append(choice_check(told, head, least, rounded=rounded))
     poor = sorted(
         (i for i in chosen if measured.shares.get(rows[i].id, 1.0) < plan.capture.least_proof),
         key=lambda i: measured.shares[rows[i].id],
     )
     numbers = sorted({*spread(len(rows), PARITY_SAMPLES), *poor[:SUSPECTS]})
     probes = [
-        Probe(row=rows[i], got=states, alone=_alone(capturer, rows[i]))
+        Probe(
+            row=rows[i],
+            got=measure.stacked(states.aux, states.last_normed),
+            alone=_alone(capturer, rows[i]),
+        )
         for i, states in zip(numbers, got(numbers), strict=True)
     ]
     least = plan.capture.least_parity
@@ -90,7 +103,7 @@ def bytes_share(inputs: Inputs) -> float:
     """Bytes of the layout's tensors, of what bfloat16 would take."""
     tokens = sum(len(row.token_ids) for row in inputs.rows)
     layout = inputs.layout
-    full = Layout(aux_layers=layout.aux_layers, hidden_size=layout.hidden_size, dtype="bfloat16")
+    full = msgspec.structs.replace(layout, dtype="bfloat16")
     return layout.size(len(inputs.rows), tokens) / full.size(len(inputs.rows), tokens)
 
 

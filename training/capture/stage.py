@@ -6,15 +6,15 @@ import hashlib
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from engines.capture.base import Capturer, open_capturer
 from harness.errors import UsageError
-from training.capture.checks import stacked, states_of, stored_checks
+from training.capture.checks import stored_checks
+from training.capture.choice import WithChoice
 from training.capture.inputs import Inputs, Row, capture_spec, made_from, read_inputs
-from training.capture.proving import GotStates, proof_checks, proof_samples, prove
+from training.capture.proving import GotStates, States, proof_checks, proof_samples, prove
 from training.capture.store import (
     Layout,
     ShardEntry,
@@ -31,9 +31,6 @@ from training.kept import differences, refuse_changed
 from training.plan import TrainingPlan
 from training.progress import Progress, note
 from training.states import StoredStates, open_states
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DISK_MARGIN = 1.02
 EARLY_FROM = 4
@@ -54,6 +51,8 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
 
 def _run(folder: Path, plan: TrainingPlan, inputs: Inputs) -> Gate:
     index = _begun(folder, plan, inputs)
+    # A folder begun before choices were stored goes on without them.
+    inputs = msgspec.structs.replace(inputs, layout=index.layout)
     gate = read_gate(folder)
     if gate is not None and gate.passed and _finished(index, gate, plan):
         note(f"capture: done already, {folder}")
@@ -62,7 +61,9 @@ def _run(folder: Path, plan: TrainingPlan, inputs: Inputs) -> Gate:
     (folder / GATE).unlink(missing_ok=True)
     write_index(folder, index)
     _tell(plan, inputs)
-    capturer = open_capturer(plan.capture.engine, capture_spec(plan, inputs, folder / "engine"))
+    spec = capture_spec(plan, inputs, folder / "engine")
+    engine = open_capturer(plan.capture.engine, spec)
+    capturer = WithChoice(engine, inputs.target, spec.device) if inputs.layout.choice else engine
     try:
         checks = _early(plan, inputs, capturer, index)
         if checks is None and plan.capture.online:
@@ -170,7 +171,7 @@ def _early(
         return None
     chosen = proof_samples(inputs.rows, plan.capture.batch)
     got = _computed(inputs, capturer, plan.capture.batch)(chosen)
-    last = [(inputs.rows[i], states[:, -1]) for i, states in zip(chosen, got, strict=True)]
+    last = [(inputs.rows[i], states.last_normed) for i, states in zip(chosen, got, strict=True)]
     checks, _ = proof_checks(plan, inputs, last, rounded=False)
     if all(check.passed for check in checks):
         return None
@@ -185,11 +186,11 @@ def _early(
 def _computed(inputs: Inputs, capturer: Capturer, batch: int) -> GotStates:
     """Samples as they come from the engine now, in batches."""
 
-    def got(numbers: Sequence[int]) -> list[Tensor]:
-        found: list[Tensor] = []
+    def got(numbers: Sequence[int]) -> list[States]:
+        found: list[States] = []
         for begin in range(0, len(numbers), batch):
             rows = [inputs.rows[i].token_ids.tolist() for i in numbers[begin : begin + batch]]
-            found += [stacked(s.aux, s.last_normed) for s in capturer.capture(rows)]
+            found += capturer.capture(rows)
         return found
 
     return got
@@ -246,7 +247,7 @@ def _shard(
             batch = order[begin : begin + at_once]
             found = capturer.capture([rows[i].token_ids.tolist() for i in batch])
             for number, states in zip(batch, found, strict=True):
-                writer.add(number, states.token_ids, states.aux, states.last_normed)
+                writer.add(number, states.token_ids, states.aux, states.last_normed, states.choice)
             tell(begin + len(batch), sum(lengths[i] for i in batch))
         return writer.finish(tuple(row.id for row in rows), tuple(row.category for row in rows))
     except BaseException:
@@ -265,8 +266,8 @@ def _stored(
     if any(not check.passed and check.name in broken for check in checks):
         return checks
 
-    def got(numbers: Sequence[int]) -> list[Tensor]:
-        return [states_of(stored.read(number)) for number in numbers]
+    def got(numbers: Sequence[int]) -> list[States]:
+        return [stored.read(number) for number in numbers]
 
     return checks + prove(plan, inputs, capturer, got)
 

@@ -29,12 +29,17 @@ StateDtype = Literal["float32", "bfloat16", "fp8"]
 _STORED = {"float32": "F32", "bfloat16": "BF16", "fp8": "F8_E4M3"}
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row of states looks like, in every shard of a folder."""
+class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a row of states looks like, in every shard of a folder.
+
+    `choice`: the target's own choice lies beside each row. Older folders have none, and are told
+    as they were: the digest of an index without it stays what it was.
+    """
 
     aux_layers: tuple[int, ...]
     hidden_size: int
     dtype: StateDtype
+    choice: bool = False
 
     def tensors(self, samples: int, tokens: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name -> safetensors type and shape, in the order of the file: the widest types first,
@@ -45,6 +50,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
             "offsets": ("I64", (samples + 1,)),
             "loss_from": ("I64", (samples,)),
         }
+        if self.choice:
+            found["choice"] = ("I32", (tokens,))
         if self.dtype == "fp8":
             found["aux_scale"] = ("F32", (tokens, aux))
             found["last_scale"] = ("F32", (tokens, 1))
@@ -151,10 +158,18 @@ class ShardWriter:
             self.abandon()
             raise
 
-    def add(self, number: int, token_ids: Tensor, aux: Tensor, last_normed: Tensor) -> None:
-        """The states of the shard's sample `number`: [T], [T, n * H], [T, H].
+    def add(
+        self,
+        number: int,
+        token_ids: Tensor,
+        aux: Tensor,
+        last_normed: Tensor,
+        choice: Tensor | None = None,
+    ) -> None:
+        """The states of the shard's sample `number`: [T], [T, n * H], [T, H]; its choices [T].
 
-        Raises `TrainingError` where they are not of the sample's length or the layout's width.
+        `choice` is written where the layout has it. Raises `TrainingError` where they are not of
+        the sample's length or the layout's width.
         """
         import torch
 
@@ -170,6 +185,9 @@ class ShardWriter:
             )
         row = self.offsets[number]
         self._put("token_ids", row, token_ids.to(torch.int64))
+        if layout.choice:
+            assert choice is not None and choice.shape == (length,), "a row without its choice"
+            self._put("choice", row, choice.to(torch.int32))
         for name, states, parts in (("aux", aux, blocks), ("last", last_normed, 1)):
             stored, scale = encode(states, parts, layout.dtype)
             self._put("last_normed" if name == "last" else name, row, stored)

@@ -43,15 +43,34 @@ def load_row(row: Row, samples: Sequence[SampleStates], vocab_size: int) -> Load
         if length and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise TrainingError(f"{where}: token ids outside the target's {vocab_size}")
         documents.append(Document(ids=ids, loss_from=states.loss_from))
+        _check_choice(states, where, vocab_size)
         places.append((start, start + states.loss_from, start + length))
         start += length
     captured = Captured(
         batch=collate([documents], start),
         aux=torch.cat([states.aux for states in samples])[None],
         last_normed=torch.cat([states.last_normed for states in samples])[None],
+        choice=_choice(samples),
     )
     names = tuple(states.sample_id for states in samples)
     return LoadedRow(row=row, sample_ids=names, places=tuple(places), captured=captured)
+
+
+def _check_choice(states: SampleStates, where: str, vocab_size: int) -> None:
+    """Raises `TrainingError` for choices that are not one token a row."""
+    choice = states.choice
+    if choice is None:
+        return
+    if len(choice) != len(states.token_ids):
+        raise TrainingError(f"{where}: {len(states.token_ids)} tokens, but {len(choice)} choices")
+    if len(choice) and not 0 <= int(choice.min()) <= int(choice.max()) < vocab_size:
+        raise TrainingError(f"{where}: choices outside the target's {vocab_size} tokens")
+
+
+def _choice(samples: Sequence[SampleStates]) -> torch.Tensor | None:
+    """The target's choices of a row [1, tokens], where all its samples bring them."""
+    found = [states.choice for states in samples if states.choice is not None]
+    return torch.cat(found).long()[None] if len(found) == len(samples) else None
 
 
 class Feed:
@@ -137,4 +156,5 @@ def to_device(captured: Captured, device: torch.device, dtype: torch.dtype) -> C
         batch=type(batch)(**moved),
         aux=captured.aux.to(device, dtype),
         last_normed=captured.last_normed.to(device, dtype),
+        choice=None if captured.choice is None else captured.choice.to(device),
     )

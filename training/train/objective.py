@@ -9,7 +9,14 @@ from torch import Tensor
 from drafters.eagle3 import Eagle3Drafter
 from training.counts import FIELDS, StepCounts
 from training.plan import TrainSection
-from training.trainer import Captured, TrainSettings, autocast, drafter_loss
+from training.trainer import (
+    Captured,
+    TargetHead,
+    TrainSettings,
+    autocast,
+    drafter_loss,
+    target_head,
+)
 
 
 class RowLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +35,7 @@ class Objective:
             self.low = torch.is_autocast_enabled(device.type)
         self.dtype = torch.bfloat16 if self.low else torch.float32
         self.lm_head = lm_head.to(device, self.dtype)
+        self._head: tuple[Tensor | None, TargetHead] | None = None
         decay = [section.step_decay**step for step in range(self.steps)]
         self.step_weights = [weight / sum(decay) for weight in decay]
         self.decay = section.step_decay
@@ -48,6 +56,12 @@ class Objective:
         """The context of a forward pass that is not a loss."""
         return autocast(self.device, self.settings.precision)
 
+    def head(self, drafter: Eagle3Drafter) -> TargetHead:
+        """The target's head for the drafter's vocabulary, made once."""
+        if self._head is None or self._head[0] is not drafter.t2d:
+            self._head = drafter.t2d, target_head(drafter, self.lm_head)
+        return self._head[1]
+
     def loss(
         self, drafter: Eagle3Drafter, captured: Captured, seed: tuple[int, ...] | None = None
     ) -> RowLoss:
@@ -61,7 +75,7 @@ class Objective:
         result = drafter_loss(
             drafter,
             captured,
-            self.lm_head,
+            self.head(drafter),
             self.settings if seed is not None else self._quiet,
             generator=generator,
             denominators=self._ones,

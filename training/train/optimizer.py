@@ -59,6 +59,12 @@ class Optimizer:
         self.parts.append(rule)
         self.bases.append(base)
         self.matrices = matrices
+        self._part_of = {
+            parameter: part
+            for part in self.parts
+            for group in part.param_groups
+            for parameter in group["params"]
+        }
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply every gradient."""
@@ -98,8 +104,7 @@ class Optimizer:
         """
         found: dict[str, dict[str, Tensor]] = {}
         for name, parameter in self.named:
-            part = self._part_of(parameter)
-            values = part.state.get(parameter, {})
+            values = self._part_of[parameter].state.get(parameter, {})
             found[name] = {k: full(torch.as_tensor(v)).cpu() for k, v in values.items()}
         groups = [
             {k: v for k, v in group.items() if k != "params"}
@@ -114,7 +119,7 @@ class Optimizer:
             values = saved["state"].get(name)
             if not values:
                 raise KeyError(name)
-            part = self._part_of(parameter)
+            part = self._part_of[parameter]
             for key, value in values.items():
                 whole = value.dim() > 0 and value.shape == parameter.shape
                 # the fused kernel wants its step count where the parameter is
@@ -122,12 +127,6 @@ class Optimizer:
                 part.state[parameter][key] = (
                     like(value, parameter) if whole else value.clone().to(place)
                 )
-
-    def _part_of(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
-        for part in self.parts:
-            if any(parameter is p for group in part.param_groups for p in group["params"]):
-                return part
-        raise AssertionError("a parameter without an optimizer")
 
 
 def _is_inner_matrix(name: str, parameter: nn.Parameter) -> bool:
