@@ -209,6 +209,19 @@ def test_the_console_breaks_every_long_silence(monkeypatch: pytest.MonkeyPatch) 
     assert not silent.getvalue()
 
 
+def test_what_a_signal_says_is_said_whatever_it_interrupts() -> None:
+    stream = io.StringIO()
+    console = Console(stream=stream)
+    with console.speaking():
+        with console._lock:  # as where the signal comes while a line is being written
+            console.soon("train: SIGINT received")
+        console.soon("train: and nothing is lost at the end")
+    assert stream.getvalue().splitlines() == [
+        "train: SIGINT received",
+        "train: and nothing is lost at the end",
+    ]
+
+
 def test_a_terminal_has_a_live_table_and_lines_above_it() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -102,7 +102,7 @@ def train_job(
 
     if job.plan.train.serve_check:
         check_servable(job.facts.folder, job.plan.engine.device)
-    train(job, world, console, Stop())
+    train(job, world, console, Stop(console.soon))
     if world.first:
         write_gate(job.folder, judged(job, inputs))
     barrier(world)
