@@ -101,7 +101,7 @@ def check_beforehand(plan: TrainingPlan, out: Path) -> None:
         raise UsageError(f"--out {out}: not a folder; give a new one, or a training's own")
     target = target_folder(plan)
     if plan.drafter.finetune is not None:
-        _check_finetuned(plan, target)
+        check_finetuned(plan, target)
     for name in plan.evaluate.engines:
         if name == "openai":
             raise UsageError(
@@ -118,15 +118,16 @@ def check_beforehand(plan: TrainingPlan, out: Path) -> None:
     _tell_small_disk(plan, out)
 
 
-def _check_finetuned(plan: TrainingPlan, target: Path) -> None:
+def check_finetuned(plan: TrainingPlan, target: Path) -> None:
     """Raise now what would end the training after days of samples and states."""
     from drafters.checkpoint import load_spec
     from drafters.spec import DrafterError
-    from drafters.validate import check_fit
+    from drafters.validate import check_fit, check_numbers
 
     path = Path(plan.drafter.finetune or "").expanduser()
     try:
         check_fit(path, target)
+        check_numbers(path, target)
         own = load_spec(path, target).aux_layers
     except DrafterError as error:
         raise UsageError(f"drafter.finetune: {error}") from None
