@@ -126,7 +126,7 @@ def test_tokens_come_from_each_stages_own_records(tmp_path: Path) -> None:
 
 def test_damaged_times_are_told_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "pipeline.json").write_text("{")
-    with pytest.raises(UsageError, match="pipeline.json: cannot be read .*; remove it"):
+    with pytest.raises(UsageError, match=r"pipeline\.json: cannot be read .*; remove it"):
         timed(tmp_path, "train", lambda: pytest.fail("the work was begun"))
 
 
