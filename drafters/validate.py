@@ -1,8 +1,8 @@
 """Does this drafter fit this target, and is it whole? The quick question, and every check.
 
-`check_fit` and `misfits` look at configs and headers alone and are asked before each run;
-`validate` looks at every number, at what each engine would make of the folder, and at the
-trainer's state beside it.
+`check_fit` and `misfits` look at configs and headers alone and are asked before each run,
+`check_numbers` at the weights alone before a drafter is trained further; `validate` looks at every
+number, at what each engine would make of the folder, and at the trainer's state beside it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drafters.reading import Checkpoint, Stated, Target, read_folder, read_targe
 from drafters.shapes import check_headers, expected_shapes
 from drafters.spec import DrafterError
 
-__all__ = ["check_fit", "expected_shapes", "misfits", "validate"]
+__all__ = ["check_fit", "check_numbers", "expected_shapes", "misfits", "validate"]
 
 
 def check_fit(drafter_path: Path, target_path: Path) -> None:
@@ -38,6 +38,17 @@ def misfits(drafter_path: Path, target_path: Path) -> Iterator[str]:
     for found in (*check_quick(checkpoint, target), *check_headers(checkpoint)):
         if found.severity == "error":
             yield found.line()
+
+
+def check_numbers(drafter_path: Path, target_path: Path) -> None:
+    """Raise DrafterError with the first tensor whose numbers are broken or were never written.
+
+    Reads every weight once: NaN and infinities, tensors of one value, norms out of all proportion.
+    """
+    checkpoint = read_folder(drafter_path, read_target(target_path))
+    for found in check_weights(checkpoint, lambda name, size: None):
+        if found.severity == "error":
+            raise DrafterError(found.line())
 
 
 def validate(

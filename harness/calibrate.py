@@ -35,6 +35,7 @@ from harness.load.scripted.script import Script
 from harness.load.streaming.client import Asking
 from harness.plan.schema import SamplingSection
 from harness.records import LoadPoint
+from harness.report.width import output_width
 from harness.report.words import DASH
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ MAX_GAP_EXCESS_S = 0.002
 SPARE_S = 60.0
 """Over a load's own length, before it is given up."""
 SPARE_FILES = 100
-WIDTH = 100
 
 Tell = Callable[[str], None]
 
@@ -233,7 +233,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def print_report(report: Report) -> None:
-    """The table on standard output: plain text of 100 columns, in colour on a terminal."""
+    """The table on standard output: plain text, in colour on a terminal."""
     import io
     import sys
 
@@ -244,7 +244,8 @@ def print_report(report: Report) -> None:
         Console(highlight=False).print(*parts, sep="\n")
         return
     sink = io.StringIO()
-    Console(file=sink, width=WIDTH, color_system=None, highlight=False).print(*parts, sep="\n")
+    plain = Console(file=sink, width=output_width(), color_system=None, highlight=False)
+    plain.print(*parts, sep="\n")
     print("\n".join(line.rstrip() for line in sink.getvalue().splitlines()))
 
 

@@ -339,6 +339,8 @@ def told_by(outcome: Outcome[Any]) -> Any:
 
 def show(summary: Any, as_json: bool) -> None:
     """The summary, or the answer of a sweep or a capacity search, on standard output."""
+    from harness.report.width import output_width
+
     if as_json:
         from harness.measure.store import to_json
 
@@ -346,11 +348,11 @@ def show(summary: Any, as_json: bool) -> None:
     elif hasattr(summary, "axes"):
         from harness.report.sweep import render_text as sweep_text
 
-        sys.stdout.write(sweep_text(summary))
+        sys.stdout.write(sweep_text(summary, output_width()))
     elif hasattr(summary, "slo"):
         from harness.report.frontier import render_text
 
-        sys.stdout.write(render_text(summary))
+        sys.stdout.write(render_text(summary, output_width()))
     else:
         from harness.report.tables import print_summary
 

@@ -84,14 +84,19 @@ def demo(
         raise UsageError(str(error)) from None
 
 
-def _stage(stage: Stage, given: Given, run: str = "run", **options: Any) -> None:
+def _stage(stage: Stage, given: Given, **options: Any) -> None:
     """Run a stage and print its gate and folder, also where the gate did not pass (exit 1)."""
     from training.folders import stage_folder
     from training.plan import read_plan
+    from training.took import timed
 
     plan = read_plan(given.plan, given.sets)
     module = importlib.import_module(MODULES[stage])
-    _show(getattr(module, run), plan, stage_folder(given.out, stage), given, options)
+
+    def counted(plan: Any, out: Path, **options: Any) -> Any:
+        return timed(out, stage, lambda: module.run(plan, out, **options)).gate
+
+    _show(counted, plan, stage_folder(given.out, stage), given, options)
 
 
 def _show(

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from training.estimate import Estimate
+from training.estimate import ORIGINAL, Estimate
 from training.files import record_bytes
-from training.original_run import Compared, Reading
+from training.original_run import WHAT, Compared, Reading
 
 SECTIONS = {
     "drafter": "the drafter",
@@ -20,8 +20,10 @@ SECTIONS = {
 
 
 def estimate_text(found: Estimate, original: tuple[Compared, ...]) -> str:
-    """Every figure with its formula, section by section."""
+    """Every figure with its formula, section by section; what is compared with is said first."""
     lines = [f"{found.plan}: estimated, nothing was started"]
+    if original or any(ORIGINAL in figure.how for figure in found.figures):
+        lines.append(WHAT)
     for section, title in SECTIONS.items():
         figures = [f for f in found.figures if f.section == section]
         width = max(len(f.name) for f in figures)

@@ -12,6 +12,11 @@ import msgspec
 from drafters.spec import DrafterSpec
 from training.heads import groups, work_per_token
 
+WHAT = (
+    "the original run: the training of a Llama head for Kimi-K2.5 that this pipeline replaces "
+    "(10,000 samples, 17.3 M tokens, 5 epochs)"
+)
+"""Which run it is, in one line; where it was made is told by `plan.EstimateSection`."""
 VOCAB, HIDDEN, LAYERS = 163_840, 7_168, 61
 TOKENS, EPOCHS = 17.3e6, 5
 EPOCH_S, VALIDATION_S = 25.5 * 60, 5.5 * 60

@@ -1,8 +1,7 @@
 """The whole training from one plan: every stage in order, finished ones kept.
 
 A stage that was interrupted goes on where it stopped; one whose gate does not pass ends the
-pipeline. What each took is kept in `pipeline.json`, so that the table at the end tells the whole
-training however often it was begun.
+pipeline. The table at the end tells what each took (`took`), however often it was begun.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import importlib
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,36 +19,25 @@ import msgspec
 from engines.base import ServeSpec
 from engines.catalog import adapter as adapter_named
 from harness.errors import GateFailed, HarnessError, UsageError
-from training.files import read_record, record_bytes, write_record
+from training.files import record_bytes
 from training.folders import MODULES, STAGES, Stage, best_checkpoint, stage_folder
 from training.gate import Check, Gate, read_gate, said
 from training.plan import TrainingPlan
 from training.progress import clock, note
+from training.took import Took, read_times, timed, tokens_of
 
-RECORD = "pipeline.json"
 Run = Callable[[TrainingPlan, Path], Gate]
 
 
-class Took(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds spent on a stage over all starts, and whether it has ended."""
-
-    seconds: float = 0.0
-    ended: bool = False
-
-
-class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """`pipeline.json`."""
-
-    stages: dict[str, Took] = {}
-
-
 class StageEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the table: `gate` None: not reached."""
+    """A line of the table: `gate` None: not reached; `tokens` that it worked through, if any."""
 
     stage: Stage
     seconds: float
     gate: Gate | None
     figures: str
+    tokens: int | None = None
+    tokens_per_s: float | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,19 +55,9 @@ def run(plan: TrainingPlan, out: Path, *, runs: dict[Stage, Run] | None = None) 
     """
     check_beforehand(plan, out)
     for stage in STAGES:
-        before = read_gate(stage_folder(out, stage))
-        begun = time.perf_counter()
-        try:
-            gate = _run_of(stage, runs)(plan, out)
-        except BaseException:
-            _spent(out, stage, time.perf_counter() - begun, ended=False)
-            raise
-        seconds = time.perf_counter() - begun
-        kept = before is not None and before == gate
-        if not kept:
-            _spent(out, stage, seconds, ended=True)
-        how = "kept" if kept else f"passed in {elapsed(seconds)}"
-        note(f"pipeline: {stage} {how}: {key_figures(gate)}")
+        done = timed(out, stage, partial(_run_of(stage, runs), plan, out))
+        how = "kept" if done.kept else f"passed in {elapsed(done.seconds)}"
+        note(f"pipeline: {stage} {how}: {key_figures(done.gate)}")
     return outcome(plan, out)
 
 
@@ -101,7 +79,7 @@ def check_beforehand(plan: TrainingPlan, out: Path) -> None:
         raise UsageError(f"--out {out}: not a folder; give a new one, or a training's own")
     target = target_folder(plan)
     if plan.drafter.finetune is not None:
-        _check_finetuned(plan, target)
+        check_finetuned(plan, target)
     for name in plan.evaluate.engines:
         if name == "openai":
             raise UsageError(
@@ -118,15 +96,16 @@ def check_beforehand(plan: TrainingPlan, out: Path) -> None:
     _tell_small_disk(plan, out)
 
 
-def _check_finetuned(plan: TrainingPlan, target: Path) -> None:
+def check_finetuned(plan: TrainingPlan, target: Path) -> None:
     """Raise now what would end the training after days of samples and states."""
     from drafters.checkpoint import load_spec
     from drafters.spec import DrafterError
-    from drafters.validate import check_fit
+    from drafters.validate import check_fit, check_numbers
 
     path = Path(plan.drafter.finetune or "").expanduser()
     try:
         check_fit(path, target)
+        check_numbers(path, target)
         own = load_spec(path, target).aux_layers
     except DrafterError as error:
         raise UsageError(f"drafter.finetune: {error}") from None
@@ -156,21 +135,6 @@ def _tell_small_disk(plan: TrainingPlan, out: Path) -> None:
         )
 
 
-def _spent(out: Path, stage: Stage, seconds: float, *, ended: bool) -> None:
-    """Add what was spent on a stage. Where nothing was written yet there is nothing to add to."""
-    if not out.is_dir():
-        return
-    times = read_times(out)
-    took = times.stages.get(stage, Took())
-    stages = {**times.stages, stage: Took(seconds=took.seconds + seconds, ended=ended)}
-    write_record(out / RECORD, Times(stages=stages))
-
-
-def read_times(out: Path) -> Times:
-    """What each stage took; nothing where it was never said. Raises `UsageError`."""
-    return read_record(out / RECORD, Times, "remove it") or Times()
-
-
 def outcome(plan: TrainingPlan, out: Path) -> Outcome:
     """The table of a training's folder as it stands."""
     times = read_times(out)
@@ -178,8 +142,17 @@ def outcome(plan: TrainingPlan, out: Path) -> Outcome:
     for stage in STAGES:
         gate = read_gate(stage_folder(out, stage))
         seconds = times.stages.get(stage, Took()).seconds
-        figures = "" if gate is None else key_figures(gate)
-        stages.append(StageEnd(stage=stage, seconds=seconds, gate=gate, figures=figures))
+        tokens = None if gate is None else tokens_of(out, stage)
+        stages.append(
+            StageEnd(
+                stage=stage,
+                seconds=seconds,
+                gate=gate,
+                figures="" if gate is None else key_figures(gate),
+                tokens=tokens,
+                tokens_per_s=tokens / seconds if tokens is not None and seconds else None,
+            )
+        )
     whole = all(each.gate is not None and each.gate.passed for each in stages)
     return Outcome(
         folder=str(out), stages=tuple(stages), next=next_command(plan, out) if whole else None
@@ -226,16 +199,20 @@ def show(found: Outcome, *, as_json: bool) -> None:
 
 
 def table(found: Outcome) -> str:
-    """Stage, time, gate and key figures, one line each; then what to run next."""
-    rows = [("stage", "time", "gate", "figures")]
+    """Stage, time, tokens, their rate, gate and key figures, one line each; then what is next."""
+    rows = [("stage", "time", "tokens", "tokens/s", "gate", "figures")]
     for each in found.stages:
         gate = "not reached" if each.gate is None else "passed" if each.gate.passed else "FAILED"
-        rows.append((each.stage, elapsed(each.seconds) if each.seconds else "", gate, each.figures))
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        took = elapsed(each.seconds) if each.seconds else ""
+        tokens = "" if each.tokens is None else f"{each.tokens:,}"
+        rate = "" if each.tokens_per_s is None else f"{each.tokens_per_s:,.0f}"
+        rows.append((each.stage, took, tokens, rate, gate, each.figures))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines = []
     for row in rows:
-        head = f"{row[0].ljust(widths[0])}  {row[1].rjust(widths[1])}  {row[2].ljust(widths[2])}"
-        lines.append(f"{head}  {row[3]}".rstrip())
+        figures = [cell.rjust(width) for cell, width in zip(row[1:4], widths[1:4], strict=True)]
+        head = [row[0].ljust(widths[0]), *figures, row[4].ljust(widths[4])]
+        lines.append("  ".join([*head, row[5]]).rstrip())
     if found.next is not None:
         lines += ["", "next, measure it:", f"  {found.next}"]
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from harness.plan.load import merge, parse_set, put, read_toml
+from harness.plan.load import is_path, merge, named, names_in, parse_set, put, read_toml
 from harness.plan.schema import (
     ClientSection,
     DemoSection,
@@ -228,16 +228,13 @@ class TrainingPlan(Section, frozen=True, kw_only=True):
 
 def plan_names() -> list[str]:
     """The plans that come with the package."""
-    return sorted(path.stem for path in PLANS.glob("*.toml"))
+    return names_in(PLANS)
 
 
 def read_plan(name: str, sets: Sequence[str] = ()) -> TrainingPlan:
     """A plan by name or by path, every `--set key=value` laid on it. Raises `UsageError`."""
-    path = Path(name) if name.endswith(".toml") or "/" in name else PLANS / f"{name}.toml"
-    asked = f"--plan {name}"
-    if path.parent == PLANS and not path.is_file():
-        asked += f" (known: {', '.join(plan_names())}; a TOML file's path works too)"
-    table = read_toml(path, asked)
+    path = Path(name) if is_path(name) else named(PLANS, name, "plan")
+    table = read_toml(path, f"--plan {name}")
     table.setdefault("name", path.stem)
     decode(table, str(path), TrainingPlan)  # blame the file for its own mistakes first
     laid: dict[str, Any] = merge(table, {})

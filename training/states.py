@@ -141,13 +141,16 @@ class StoredStates:
         """Nothing is held but maps of files."""
 
     def damaged(self, shards: Sequence[ShardEntry]) -> TrainingError | None:
-        """The first of `shards` whose bytes have another sum than when they were captured."""
+        """The first of `shards` whose bytes have another sum than when they were captured.
+
+        A shard that was not touched since its last sum is not read again (`remembered`).
+        """
         from concurrent.futures import ThreadPoolExecutor
 
-        from training.files import file_digest
+        from training.remembered import remembered_digest
 
         with ThreadPoolExecutor(SUMS_AT_ONCE) as pool:
-            sums = pool.map(lambda shard: file_digest(self.folder / shard.file), shards)
+            sums = pool.map(lambda shard: remembered_digest(self.folder / shard.file), shards)
             for shard, found in zip(shards, sums, strict=True):
                 if found != shard.sha256:
                     pool.shutdown(cancel_futures=True)

@@ -1,30 +1,42 @@
 """Whether what a stage left is still what its gate spoke of: a file can change after its proof.
 
 Each function gives the stage's gate, as `passed_gate` does, and raises `UsageError` where the
-output's digest is another one today.
+output's digest is another one today; of samples, when the last of them was read.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.errors import UsageError
 from training.folders import BEST, VOCAB_FILE, Stage, best_checkpoint, stage_folder
 from training.gate import Gate, passed_gate
+from training.samples import Sample
 
 WEIGHTS = "model.safetensors"
 
 
-def unchanged_samples(work: Path) -> Gate:
-    """The gate of `generate`; its samples are read once more."""
-    from training.generate.judge import digest
-    from training.samples import read_samples
+def unchanged_samples(work: Path) -> tuple[Gate, Iterator[Sample]]:
+    """The gate of `generate` and its kept samples, which are read but once, as they are taken.
 
+    Whoever takes them takes all: at their end the iterator raises `UsageError` where they are not
+    those that the gate spoke of. Nothing is to be made of them before.
+    """
     folder = stage_folder(work, "generate")
     gate = passed_gate(folder, "generate")
-    if digest(read_samples(folder)) != gate.output:
+    return gate, _proved(folder, gate)
+
+
+def _proved(folder: Path, gate: Gate) -> Iterator[Sample]:
+    from training.generate.judge import hashed
+    from training.samples import read_samples
+
+    whole = hashlib.sha256()
+    yield from hashed(read_samples(folder), whole)
+    if whole.hexdigest() != gate.output:
         raise _changed(folder, "samples", "generate", "run `python -m training generate` again")
-    return gate
 
 
 def unchanged_vocabulary(work: Path, vocab_size: int) -> Gate:

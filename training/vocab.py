@@ -22,7 +22,7 @@ from training.generate.text import TargetText, read_text, vocab_size
 from training.kept import differences, refuse_changed
 from training.plan import TrainingPlan
 from training.progress import note
-from training.samples import read_samples
+from training.samples import Sample
 from training.targets import target_digest, target_folder, target_identity
 from training.unchanged import unchanged_samples
 
@@ -91,18 +91,21 @@ def choose_vocabulary(
     return tuple(np.sort(np.concatenate([kept, others])).tolist())
 
 
-def count_tokens(folder: Path, vocabulary: int) -> Counts:
-    """Count the loss tokens of the kept samples. Raises `UsageError` for an id beyond them."""
+def count_tokens(samples: Iterable[Sample], vocabulary: int, where: Path) -> Counts:
+    """Count the loss tokens of samples (of the folder `where`).
+
+    Raises `UsageError` for an id beyond the vocabulary.
+    """
     import numpy as np
 
     by_category: dict[str, Any] = {}
-    for sample in read_samples(folder):
+    for sample in samples:
         name = sample.category or "none"
         counted = by_category.setdefault(name, np.zeros(vocabulary, dtype=np.int64))  # [V]
         ids = np.asarray(sample.answer_ids, dtype=np.int64)
         if ids.size and int(ids.max()) >= vocabulary:
             raise UsageError(
-                f"{folder}: sample {sample.id!r} holds token {int(ids.max())}, and the target has "
+                f"{where}: sample {sample.id!r} holds token {int(ids.max())}, and the target has "
                 f"{vocabulary}; are the samples another target's?"
             )
         counted += np.bincount(ids, minlength=vocabulary)
@@ -117,17 +120,18 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
     `UsageError` where the folder holds what was made from something else.
     """
     source = stage_folder(work, "generate")
-    samples = unchanged_samples(work)
+    gate, samples = unchanged_samples(work)
     target = target_folder(plan)
-    if samples.inputs.get("target") != target_digest(target_identity(target)):
+    if gate.inputs.get("target") != target_digest(target_identity(target)):
         raise UsageError(f"{source}: its samples are not of the target {target}; see target.path")
     text = read_text(target, trust_remote_code=plan.engine.trust_remote_code)
     vocabulary = vocab_size(target)
     own = drafter_vocabulary(plan, vocabulary)
+    counts = count_tokens(samples, vocabulary, source)  # also where nothing is left to do: it reads
     made = MadeFrom(
         size=plan.vocab.size,
         finetune=None if plan.drafter.finetune is None else digest_of(own),
-        samples=samples.output,
+        samples=gate.output,
         target_vocab_size=vocabulary,
     )
     folder = stage_folder(work, STAGE)
@@ -137,7 +141,6 @@ def run(plan: TrainingPlan, work: Path) -> Gate:
         if before is not None and before.passed and _limit(before) == plan.vocab.least_coverage:
             note(f"vocab: nothing to do, {folder} is finished and passed its gate")
             return before
-        counts = count_tokens(source, vocabulary)
         return _write(folder, plan, _Job(text=text, counts=counts, own=own, made=made))
 
 

@@ -44,22 +44,37 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 def profile_names() -> list[str]:
     """The profiles that come with the harness."""
-    return sorted(p.stem for p in PROFILES.glob("*.toml"))
+    return names_in(PROFILES)
 
 
 def read_profile(name: str) -> Source:
     """A built-in profile by name, or a TOML file by path. Raises `UsageError`."""
-    path = Path(name)
-    if not (name.endswith(".toml") or "/" in name):
-        path = PROFILES / f"{name}.toml"
-        if not path.is_file():
-            names = profile_names()
-            near = nearest(name, names)
-            hint = f"did you mean '{near}'?" if near else f"there are {', '.join(names)}."
-            raise UsageError(
-                f"--profile {name}: no such profile; {hint} A TOML file's path works too"
-            )
+    path = Path(name) if is_path(name) else named(PROFILES, name, "profile")
     return Source(name=path.stem, where=str(path), table=read_toml(path, f"--profile {name}"))
+
+
+def is_path(name: str) -> bool:
+    """Whether a profile or plan is given by its file, not by name."""
+    return name.endswith(".toml") or "/" in name
+
+
+def named(folder: Path, name: str, kind: str) -> Path:
+    """The TOML file of a `kind` ("profile", "plan") that comes with the package, by name.
+
+    Raises `UsageError` where there is none, with the nearest one that there is.
+    """
+    path = folder / f"{name}.toml"
+    if not path.is_file():
+        names = names_in(folder)
+        near = nearest(name, names)
+        hint = f"did you mean '{near}'?" if near else f"there are {', '.join(names)}."
+        raise UsageError(f"--{kind} {name}: no such {kind}; {hint} A TOML file's path works too")
+    return path
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of the TOML files in a folder, in order."""
+    return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def read_toml(path: Path, asked: str) -> dict[str, Any]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SWEEP = "sweep.json"
+LONGEST_PART = 32
+"""Characters of one part of a setting's name that are kept on a line; longer ones are folded."""
 K = "speculative.k"
 COLUMNS = (
     "setting", "load", "speed-up (interval)", "tokens/s", "length", "step cost", "decode",
@@ -47,9 +49,15 @@ def render_text(found: Sweep, width: int = 100) -> str:
     for line in sentences(found):
         console.print(escape(line), highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = rows(found)
     for i, column in enumerate(COLUMNS):
-        table.add_column(column, justify="right" if i > 1 else "left", overflow="fold")
-    for row in rows(found):
+        # A setting may take several lines, but none of its parts (`forced_length=none`) is broken.
+        parts = [] if i else " ".join(row[0] for row in shown).split()
+        least = min(LONGEST_PART, max(map(len, parts), default=0))
+        table.add_column(
+            column, justify="right" if i > 1 else "left", overflow="fold", min_width=least
+        )
+    for row in shown:
         table.add_row(*map(escape, row))
     console.print(table)
     return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
@@ -76,7 +84,9 @@ def best_sentence(best: Best) -> str:
         f"{percent_of(best.each)} over {words.plural(best.starts, 'start')}"
     )
     if best.named is None:
-        return f"{where}: undecided between {', '.join(best.undecided)} ({among})."
+        commas = any("," in option for option in best.undecided)
+        options = ("; " if commas else ", ").join(best.undecided)
+        return f"{where}: undecided between {options} ({among})."
     if best.named == NO_DRAFTER:
         return f"{where}: fastest without a drafter, by {speed.ratio(best.lead)} ({among})."
     lead = "" if best.lead is None else f", {speed.ratio(best.lead)} over the next"

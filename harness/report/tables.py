@@ -20,12 +20,12 @@ from harness.report.rows import (
 )
 from harness.report.verdict import Standing, standing, verdict_sentence
 from harness.report.view import Group, MetricRow
+from harness.report.width import WIDTH, output_width
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-WIDTH = 100
 DASH = words.DASH
 MOST_CATEGORIES = 12
 """With more the terminal shows no table of them; the page does."""
@@ -82,13 +82,13 @@ def render_text(summary: Summary, width: int = WIDTH) -> str:
 
 
 def print_summary(summary: Summary, console: Console | None = None) -> None:
-    """Print to stdout: in colour on a terminal, else as plain text of 100 columns."""
+    """Print to stdout: in colour on a terminal, else as plain text, `output_width` wide."""
     import sys
 
     from rich.console import Console
 
     if console is None and not sys.stdout.isatty():
-        sys.stdout.write(render_text(summary))
+        sys.stdout.write(render_text(summary, output_width()))
         return
     console = console or Console()
     width = min(WIDTH, console.width)

@@ -135,6 +135,8 @@ def test_a_winner_is_named_and_a_draw_is_told_as_one() -> None:
     )
     draw = msgspec.structs.replace(best, named=None, undecided=("k=3", "k=1"))
     assert "undecided between k=3, k=1 (3 candidates" in sweep.best_sentence(draw)
+    several = msgspec.structs.replace(draw, undecided=("k=3, forced_length=none", "k=1"))
+    assert "undecided between k=3, forced_length=none; k=1 (3" in sweep.best_sentence(several)
     none = msgspec.structs.replace(best, named="no drafter", leader="no drafter", speedup=None)
     assert "fastest without a drafter, by 1.30x" in sweep.best_sentence(none)
 
@@ -163,6 +165,18 @@ def test_the_sweeps_text_is_no_wider_than_asked_and_says_what_is_void() -> None:
     assert "Failed: k=3: it died" in text
     assert "2.50 (forced)" in text
     assert "Nothing was measured" in sweep.render_text(a_sweep(points=(), best=()))
+
+
+@pytest.mark.parametrize("width", [100, 80])
+def test_no_part_of_a_settings_name_is_broken(width: int) -> None:
+    points = tuple(
+        msgspec.structs.replace(p, setting=f"{p.setting}, forced_length=none", engine="vllm")
+        for p in a_sweep().points
+    )
+    other = msgspec.structs.replace(points[0], engine="reference")  # then the column names both
+    text = sweep.render_text(a_sweep(points=(*points, other), best=()), width)
+    assert text.count("forced_length=none") == len(points) + 1
+    assert max(map(len, text.splitlines())) <= width
 
 
 def test_the_figure_has_a_line_for_each_load_and_none_where_nothing_is_known() -> None:

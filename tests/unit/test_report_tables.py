@@ -14,6 +14,7 @@ from rich.console import Console
 from harness.findings import Caution, Summary
 from harness.records import Variant
 from harness.report import tables
+from harness.report.width import output_width
 
 
 def lines_of(told: Summary, width: int = 100) -> list[str]:
@@ -184,6 +185,27 @@ def test_piped_output_has_no_control_codes(capsys: pytest.CaptureFixture[str]) -
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert out.startswith("With this drafter")
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"),
+    [(None, 100), ("80", 80), ("140", 140), ("1", 40), ("0", 100), ("wide", 100), ("-5", 100)],
+)
+def test_a_pipe_is_as_wide_as_it_is_asked_to_be(
+    columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch, capsys: object
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert output_width() == width
+
+
+def test_piped_tables_honour_the_columns_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    tables.print_summary(made.summary())
+    assert capsys.readouterr().out == tables.render_text(made.summary(), 80)
 
 
 def test_a_terminal_gets_colour() -> None:

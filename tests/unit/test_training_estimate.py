@@ -18,7 +18,7 @@ from harness.errors import UsageError
 from training.estimate import Estimate, activations, estimate, relative_work, sizes_of, state_bytes
 from training.estimate_text import amount, duration, estimate_text
 from training.heads import groups
-from training.original_run import DRAFTER, TOKENS, compared
+from training.original_run import DRAFTER, TOKENS, WHAT, compared
 from training.plan import TrainingPlan, plan_names, read_plan
 
 KIMI = "kimi-k2.5-llama"
@@ -92,6 +92,14 @@ def test_gaps_to_the_original_run_are_shown_and_not_fitted() -> None:
     assert low < memory.reported < mixed < full  # only moments in bfloat16 leave room
     text = estimate_text(of(KIMI), compared())
     assert "+20%: open" in text and "agrees" in text
+
+
+def test_the_original_run_is_introduced_before_it_is_named() -> None:
+    with_it = estimate_text(of(KIMI), compared()).splitlines()
+    assert with_it[1] == WHAT and "the original run:" in WHAT and "Kimi-K2.5" in WHAT
+    rates_alone = of(KIMI, "estimate.source=our own", "estimate.tokens_per_sample=100")
+    assert "original run" not in estimate_text(rates_alone, ())
+    assert estimate_text(of(KIMI), ()).splitlines()[1] == WHAT  # its rates are assumed
 
 
 def test_the_kimi_plans_at_the_original_rates_give_its_times() -> None:
@@ -203,3 +211,20 @@ def test_amounts_are_told_in_a_readers_units() -> None:
 def test_states_of_a_token() -> None:
     plan = TrainingPlan()
     assert state_bytes(plan, small()) == 4 * 16 * 2 + 8 + 4
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "said"),
+    [
+        ("kimi-k2.5-lama", [], "no such plan; did you mean 'kimi-k2.5-llama'?"),
+        ("qqqq", [], "no such plan; there are demo, evaluate, kimi-k2.5-llama,"),
+        ("demo", ["train.ttt_step=3"], "unknown key 'train.ttt_step'; did you mean 'train.ttt_st"),
+        ("demo", ["captur.online=true"], "unknown key 'captur.online'; did you mean 'capture.onl"),
+    ],
+)
+def test_a_misspelt_plan_or_key_is_answered_with_the_nearest(
+    name: str, sets: list[str], said: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        read_plan(name, sets)
+    assert said in str(error.value)

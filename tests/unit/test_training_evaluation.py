@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from capture_samples import write_samples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,10 +138,8 @@ def test_held_out_prompts_depend_on_nothing_but_ids_and_seed(
     assert abs(len(chosen) - share * len(ids)) <= 1
 
 
-def test_without_samples_there_is_nothing_to_evaluate_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("training.evaluation.prompts.read_samples", lambda folder: iter(()))
+def test_without_samples_there_is_nothing_to_evaluate_on(tmp_path: Path) -> None:
+    write_samples(tmp_path, [])
     with pytest.raises(UsageError, match="run `generate` first"):
         of_samples(TrainingPlan(), tmp_path, 100)
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from capture_samples import write_samples
 
 from harness.errors import UsageError
+from training import samples as sample_files
 from training.files import locked
 from training.gate import GATE, Gate, passed_gate, read_gate, write_gate
 from training.generate.secret import is_secret
+from training.plan import TrainingPlan
+from training.samples import Sample
+from training.unchanged import unchanged_samples
 
 
 @pytest.mark.parametrize("data", [b'{"stage": "train", "pas', b"[1]", b"\xff\x00", b""])
@@ -54,3 +61,52 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 )
 def test_which_names_hold_secrets(name: str, secret: bool) -> None:
     assert is_secret(name) is secret
+
+
+def some_samples(count: int) -> list[Sample]:
+    return [
+        Sample(id=f"s{i}", prompt_id=f"p{i}", token_ids=(1, 2, i), loss_from=1, text="")
+        for i in range(count)
+    ]
+
+
+def test_samples_are_proved_while_they_are_read_and_refused_at_their_end(tmp_path: Path) -> None:
+    write_samples(tmp_path, some_samples(5))
+    gate, samples = unchanged_samples(tmp_path)
+    assert gate.stage == "generate" and list(samples) == some_samples(5)
+    shard = tmp_path / "samples" / "samples-00000.jsonl"
+    shard.write_bytes(shard.read_bytes().replace(b"[1,2,3]", b"[1,2,9]"))
+    taken: list[str] = []
+    with pytest.raises(UsageError, match="samples changed since generate passed its gate"):
+        for sample in unchanged_samples(tmp_path)[1]:
+            taken.append(sample.id)
+    assert len(taken) == 5
+    shard.write_bytes(b"".join(shard.read_bytes().splitlines(keepends=True)[:-1]))  # one is gone
+    with pytest.raises(UsageError, match="samples changed"):
+        list(unchanged_samples(tmp_path)[1])
+
+
+def test_stages_read_the_samples_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from training.evaluation.prompts import of_samples
+    from training.train import stage as train
+
+    write_samples(tmp_path, some_samples(40))
+    reads: list[Path] = []
+    original = sample_files.read_samples
+
+    def counted(folder: Path) -> Iterator[Sample]:
+        reads.append(folder)
+        return original(folder)
+
+    monkeypatch.setattr(sample_files, "read_samples", counted)
+    assert of_samples(TrainingPlan(), tmp_path, 100)
+    assert len(reads) == 1
+    for name in ("passed_gate", "unchanged_vocabulary"):  # the other stages' folders are not there
+        where = "training.train.stage" if name == "passed_gate" else "training.unchanged"
+        gate = Gate(stage="x", passed=True, checks=(), output="o")
+        monkeypatch.setattr(f"{where}.{name}", lambda *given, gate=gate: gate)
+    monkeypatch.setattr("training.targets.target_folder", lambda plan: tmp_path)
+    monkeypatch.setattr("training.heads.read_facts", lambda folder: SimpleNamespace(vocab_size=9))
+    inputs, asked = train._inputs(TrainingPlan(), tmp_path)
+    assert len(reads) == 2 and inputs["capture"] == "o"
+    assert asked["s7"] == ("p7", True) and len(asked) == 40

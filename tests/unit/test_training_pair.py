@@ -75,11 +75,39 @@ def test_an_interrupted_training_leaves_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(build, "build_target", stopped)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as interruption:
             pair.make(TARGET, MLA, tmp_path)
+    assert interruption.value.__notes__[0].startswith(
+        "the demo's target was not finished and nothing of it is kept"
+    )
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == []
     pair.make(TARGET, MLA, tmp_path)
     assert pair.find(TARGET, MLA, tmp_path)
+
+
+def test_an_interrupted_drafter_leaves_the_target_and_says_so(
+    tmp_path: Path,
+    builds: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from harness.ending import Stopped, Terminated
+    from training.demo import build
+    from training.ending import training_exit_code
+
+    def stopped(*_given: object) -> dict[str, Any]:
+        raise Terminated(signal.SIGTERM)
+
+    monkeypatch.setattr(build, "build_drafter", stopped)
+    with pytest.raises(Terminated) as interruption:
+        pair.make(TARGET, MLA, tmp_path)
+    assert pair.target_ready(pair.pair_folder(TARGET, tmp_path))
+    assert training_exit_code(Stopped(interruption.value)) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.splitlines() == [
+        "training: terminated",
+        "training: the demo's target is kept, its drafter was not finished and is not; the same "
+        "command makes the drafter from the beginning",
+    ]
 
 
 def test_leftovers_of_a_killed_training_are_cleared(tmp_path: Path, builds: list[str]) -> None:

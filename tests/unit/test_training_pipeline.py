@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness.errors import GateFailed, UsageError
 from training.folders import STAGES, Stage, stage_folder
 from training.gate import Check, Gate, read_gate, write_gate
-from training.pipeline import Run, elapsed, key_figures, outcome, read_times, run, table
+from training.pipeline import Run, elapsed, key_figures, outcome, run, table
 from training.plan import TrainingPlan, read_plan
+from training.took import read_times, timed, tokens_of
 
 
 @pytest.fixture
@@ -78,6 +80,62 @@ def test_an_interruption_goes_on_and_its_time_counts(plan: TrainingPlan, tmp_pat
     assert done == ["generate", "capture", "vocab", "vocab", "train", "evaluate", "export"]
     after = read_times(out).stages["vocab"]
     assert after.ended and after.seconds > before.seconds
+
+
+def test_the_table_tells_tokens_and_rates_also_of_stages_that_ran_by_themselves(
+    plan: TrainingPlan, tmp_path: Path
+) -> None:
+    out, done = tmp_path / "out", []
+    runs = stages(done)
+
+    def generate() -> Gate:
+        gate = runs["generate"](plan, out)
+        record = {"tokens": {"answer": 12_000, "kept": 50}}
+        (out / "samples" / "manifest.json").write_bytes(msgspec.json.encode(record))
+        return gate
+
+    assert not timed(out, "generate", generate).kept  # as the stage's own command does
+    alone = read_times(out).stages["generate"]
+    found = run(plan, out, runs=runs)
+    assert read_times(out).stages["generate"] == alone and alone.ended
+    first = found.stages[0]
+    assert first.tokens == 12_000 and first.seconds == alone.seconds
+    assert first.tokens_per_s == pytest.approx(12_000 / alone.seconds)
+    lines = table(found).splitlines()
+    assert lines[0].split() == ["stage", "time", "tokens", "tokens/s", "gate", "figures"]
+    assert "12,000" in lines[1] and lines[6].split()[:4] == ["export", "0.0", "s", "passed"]
+
+
+def test_tokens_come_from_each_stages_own_records(tmp_path: Path) -> None:
+    for stage in STAGES:
+        assert tokens_of(tmp_path, stage) is None
+        stage_folder(tmp_path, stage).mkdir(parents=True)
+        assert tokens_of(tmp_path, stage) is None
+    (tmp_path / "vocab" / "coverage.json").write_text('{"tokens": 77}')
+    assert tokens_of(tmp_path, "vocab") == 77
+    lines = [{"kind": "update", "update": i, "tokens": 10 * i} for i in (1, 2)]
+    told = [*lines, {"kind": "validation", "update": 2}]
+    metrics = b"".join(msgspec.json.encode(line) + b"\n" for line in told)
+    (tmp_path / "train" / "metrics.jsonl").write_bytes(metrics)
+    assert tokens_of(tmp_path, "train") == 30
+    for damaged in ("", "[]", '{"tokens": {}}', "nonsense"):
+        (tmp_path / "vocab" / "coverage.json").write_text(damaged)
+        (tmp_path / "samples" / "manifest.json").write_text(damaged)
+        assert tokens_of(tmp_path, "vocab") is None and tokens_of(tmp_path, "generate") is None
+
+
+def test_damaged_times_are_told_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.json").write_text("{")
+    with pytest.raises(UsageError, match=r"pipeline\.json: cannot be read .*; remove it"):
+        timed(tmp_path, "train", lambda: pytest.fail("the work was begun"))
+
+
+def test_only_the_first_of_several_processes_counts_time(
+    plan: TrainingPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    timed(tmp_path, "train", lambda: stages([])["train"](plan, tmp_path))
+    assert not (tmp_path / "pipeline.json").exists()
 
 
 def test_a_failed_gate_ends_it_and_the_table_tells(plan: TrainingPlan, tmp_path: Path) -> None:

@@ -495,10 +495,13 @@ def test_too_few_prompts_are_refused(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_second_signal_ends_at_once() -> None:
-    stop = Stop()
+    told: list[str] = []
+    stop = Stop(told.append)
     with stop.listening():
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.asked
+        assert len(told) == 1 and told[0].startswith("train: SIGINT received: ")
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
+    assert len(told) == 1

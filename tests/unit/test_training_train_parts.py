@@ -8,6 +8,7 @@ import itertools
 import math
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,17 +16,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_models import build_drafter
+from reference_models import build_drafter, build_target
 from safetensors.torch import save_file
 
+from drafters.checkpoint import save
 from drafters.spec import MlaDims, RopeSpec
+from drafters.validate import check_numbers
 from harness.errors import UsageError
 from training.errors import TrainingError
-from training.heads import TargetFacts, expected_rope, scratch_spec
-from training.plan import HeadSection, TrainSection
+from training.heads import TargetFacts, expected_rope, read_facts, scratch_spec
+from training.pipeline import check_finetuned
+from training.plan import HeadSection, TrainingPlan, TrainSection
 from training.train import checkpoints as disk
 from training.train import guard
-from training.train.build import check_finite, same_rope
+from training.train.build import build, same_rope
 from training.train.console import Console
 from training.train.events import EventFile, masked_crc
 from training.train.metrics import Metrics, read_metrics
@@ -33,7 +37,7 @@ from training.train.optimizer import rate
 from training.train.rows import group_updates, pack_rows, plan_epoch
 from training.train.split import split
 from training.train.stage import read_vocabulary
-from training.train.target import off_norm
+from training.train.target import off_norm, read_tensors
 from training.train.validation import HeldOut
 
 FACTS = TargetFacts(
@@ -209,6 +213,19 @@ def test_the_console_breaks_every_long_silence(monkeypatch: pytest.MonkeyPatch) 
     assert not silent.getvalue()
 
 
+def test_what_a_signal_says_is_said_whatever_it_interrupts() -> None:
+    stream = io.StringIO()
+    console = Console(stream=stream)
+    with console.speaking():
+        with console._lock:  # as where the signal comes while a line is being written
+            console.soon("train: SIGINT received")
+        console.soon("train: and nothing is lost at the end")
+    assert stream.getvalue().splitlines() == [
+        "train: SIGINT received",
+        "train: and nothing is lost at the end",
+    ]
+
+
 def test_a_terminal_has_a_live_table_and_lines_above_it() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -347,11 +364,31 @@ def test_the_vocabulary_is_read_as_offsets(tmp_path: Path) -> None:
         read_vocabulary(path, 10)
 
 
-def test_a_checkpoint_with_a_number_that_is_none_is_not_gone_on_from() -> None:
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda t: t[0, 0].fill_(torch.nan), "holds 1 NaN and 0 infinite of"),
+        (lambda t: t[1, 2].fill_(torch.inf), "holds 0 NaN and 1 infinite of"),
+        (lambda t: t.zero_(), "is zero everywhere"),
+        (lambda t: t.fill_(0.5), "is 0.5 everywhere"),
+    ],
+    ids=["nan", "infinite", "zero", "constant"],
+)
+def test_a_checkpoint_with_a_tensor_that_was_lost_is_not_gone_on_from(
+    tmp_path: Path, spoil: Callable[[torch.Tensor], object], said: str
+) -> None:
+    build_target("deepseek", tmp_path / "target")
     drafter = build_drafter("mla")
-    drafter.embed_tokens.to("meta")  # as where the checkpoint has none of its own
-    check_finite(Path("old"), drafter)
+    save(drafter, tmp_path / "whole")
+    check_numbers(tmp_path / "whole", tmp_path / "target")
     with torch.no_grad():
-        drafter.layer.mlp.down_proj.weight[0, 0] = torch.nan
-    with pytest.raises(UsageError, match=r"old: layers\.0\.mlp\.down_proj\.weight holds NaN"):
-        check_finite(Path("old"), drafter)
+        spoil(drafter.layer.mlp.down_proj.weight)
+    save(drafter, tmp_path / "old")
+    section = HeadSection(kind="mla", finetune=str(tmp_path / "old"))
+    facts = read_facts(tmp_path / "target")
+    wanted = rf"drafter.finetune: .*old.*tensor layers\.0\.mlp\.down_proj\.weight {said}"
+    with pytest.raises(UsageError, match=wanted):
+        build(section, facts, read_tensors(facts), aux_layers=(0, 1, 3), kept=None, seed=0)
+    plan = TrainingPlan(drafter=section)
+    with pytest.raises(UsageError, match=wanted):  # before the first sample is asked for
+        check_finetuned(plan, tmp_path / "target")

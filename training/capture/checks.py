@@ -17,6 +17,7 @@ from training.capture.inputs import Row
 from training.capture.store import StatesIndex
 from training.files import file_digest
 from training.gate import Check
+from training.norm_count import ranks, undone
 from training.states import StoredStates
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ QUANTILE = 0.01
 """Of the rows' cosines: in low precision an expert chosen otherwise changes a row now and then."""
 LIKELY = 50
 """A token sampled at a temperature is among this many of the target's likeliest, as a rule."""
-HEAD_ROWS = 16384
 NORM_TOLERANCE = 0.1
 FP8_ERROR = 0.05
 
@@ -72,23 +72,6 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
     return torch.cosine_similarity(a, b, dim=-1)
 
 
-def ranks(states: Tensor, head: Tensor, tokens: Tensor) -> Tensor:
-    """How many tokens of the vocabulary score above `tokens` [N], after states [N, H].
-
-    The head [V, H] is taken some rows at a time.
-    """
-    import torch
-
-    states = states.float()
-    own = (states * head[tokens].float()).sum(-1, keepdim=True)  # [N, 1]
-    # The token's own score comes out of another product: equal but for rounding.
-    own = own + own.abs() * 1e-5 + 1e-5
-    above = torch.zeros(len(tokens), dtype=torch.int64)
-    for begin in range(0, len(head), HEAD_ROWS):
-        above += (states @ head[begin : begin + HEAD_ROWS].float().T > own).sum(-1)
-    return above
-
-
 def proof(found: Sequence[tuple[Row, Tensor]], head: Tensor, *, within: int = 1) -> Proof:
     """How often an answer's token is among the `within` likeliest after the state before it.
 
@@ -110,6 +93,7 @@ def proof(found: Sequence[tuple[Row, Tensor]], head: Tensor, *, within: int = 1)
 def proof_check(
     found: Sequence[tuple[Row, Tensor]],
     facts: CaptureTarget,
+    head: Tensor,
     least: float,
     *,
     rounded: bool,
@@ -119,7 +103,7 @@ def proof_check(
     `rounded`: the states were stored in 8 bits, which turns near ties over: then the answer's token
     may be the second likeliest.
     """
-    head, norm, eps = facts.head(), facts.norm(), facts.norm_eps
+    norm, eps = facts.norm(), facts.norm_eps
     greedy = [(row, last) for row, last in found if row.greedy]
     used = greedy or list(found)
     within = (2 if rounded else 1) if greedy else LIKELY
@@ -157,15 +141,12 @@ def _likely_cause(
     """What the share would be with the final norm applied once more, and with one undone."""
     more = proof([(row, final_norm(last, norm, eps)) for row, last in used], head, within=within)
     told = f"with the final norm applied once more the share is {_figure(more.share)}"
-    undone = None
-    if bool((norm != 0).all()):
-        # A row's length does not change its argmax, so dividing by the weight undoes the norm.
-        undone = proof([(row, last.float() / norm) for row, last in used], head, within=within)
-        told += f", with one undone {_figure(undone.share)}"
-    best = max(more.share or 0.0, (undone.share or 0.0) if undone else 0.0)
+    less = proof([(row, undone(last, norm)) for row, last in used], head, within=within)
+    told += f", with one undone {_figure(less.share)}"
+    best = max(more.share or 0.0, less.share or 0.0)
     if best <= share + 0.02:
         return f"{told}: the norm is not the cause; the states are of other tokens or layers"
-    if undone is not None and best == undone.share:
+    if best == less.share:
         return f"{told}: the final norm was applied twice"
     return f"{told}: the final norm is missing in the captured last states"
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from engines.capture.base import Capturer, RowStates
 from engines.capture.target import CaptureTarget
-from training.capture.checks import ranks
 from training.gate import Check
+from training.norm_count import ranks
 from training.progress import note
 
 if TYPE_CHECKING:

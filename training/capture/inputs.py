@@ -11,7 +11,6 @@ from drafters.ids import default_layers
 from engines.capture.base import CaptureSpec
 from engines.capture.target import CaptureTarget, capture_target, check_layers
 from harness.errors import UsageError
-from training import samples as sample_files
 from training.capture.store import Layout
 from training.folders import stage_folder
 from training.launch import start_teller
@@ -49,14 +48,14 @@ def read_inputs(plan: TrainingPlan, work: Path) -> Inputs:
     """Everything the stage is made from. Raises `UsageError`, and `GateFailed` where the samples'
     own gate did not pass."""
     folder = stage_folder(work, "generate")
-    gate = unchanged_samples(work)
+    gate, samples = unchanged_samples(work)
     facts = capture_target(target_folder(plan))
     aux_layers = chosen_layers(plan, facts)
     check_layers(aux_layers, facts)
     rows: list[Row] = []
     cut = left_out = 0
     most = plan.capture.max_length
-    for sample in sample_files.read_samples(folder):
+    for sample in samples:
         if sample.loss_from >= min(most, len(sample.token_ids)):
             left_out += 1
             continue

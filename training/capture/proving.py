@@ -14,6 +14,7 @@ from training.capture import checks as measure
 from training.capture.checks import Probe
 from training.capture.choice import choice_check
 from training.capture.inputs import Inputs, Row, reference_spec
+from training.capture.norm_checks import norm_once_check, reference_norm_check
 from training.gate import Check
 from training.plan import TrainingPlan
 from training.states import SampleStates
@@ -57,11 +58,13 @@ def proof_checks(
     rounded: bool,
 ) -> tuple[list[Check], measure.Proof]:
     """The proof test and the norm's, on last states [T, H]; `rounded`: stored in 8 bits."""
-    normed = measure.final_norm_check(found, inputs.target.norm())
+    norm, head = inputs.target.norm(), inputs.target.head()
+    normed = measure.final_norm_check(found, norm)
+    once = norm_once_check(found, head, norm)
     check, measured = measure.proof_check(
-        found, inputs.target, plan.capture.least_proof, rounded=rounded
+        found, inputs.target, head, plan.capture.least_proof, rounded=rounded
     )
-    return [check, normed], measured
+    return [check, normed, once], measured
 
 
 def prove(plan: TrainingPlan, inputs: Inputs, capturer: Capturer, got: GotStates) -> list[Check]:
@@ -118,11 +121,12 @@ def _reference_checks(plan: TrainingPlan, inputs: Inputs, probes: list[Probe]) -
     refused = reference_refusal(inputs.target.folder, growth=FLOAT32_GROWTH)
     if refused is not None:
         reason = f"the reference engine cannot serve this target ({refused})"
-        names = ("reference_parity", "layers")
+        names = ("reference_parity", "layers", "reference_norm")
         return [Check(name=name, passed=True, value=None, reason=reason) for name in names]
     some = [probes[i] for i in spread(len(probes), REFERENCE_SAMPLES)]
     full = _with_reference(inputs, some)
-    found = [measure.layer_check(full, layers)]
+    norm, eps = inputs.target.norm(), inputs.target.norm_eps
+    found = [measure.layer_check(full, layers), reference_norm_check(full, norm, eps)]
     if plan.capture.engine == "reference":
         return found
     worst: Check | None = None

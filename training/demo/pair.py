@@ -149,7 +149,8 @@ def find(target: TargetConfig, drafter: DrafterConfig, root: Path | None = None)
 def make(target: TargetConfig, drafter: DrafterConfig, root: Path | None = None) -> Path:
     """Find the pair or make what is missing of it; returns its folder.
 
-    Raises PairError where the cache folder cannot be written.
+    Raises PairError where the cache folder cannot be written. An interruption carries a note of
+    what is kept: a training that was cut short is begun anew.
     """
     folder = pair_folder(target, root)
     try:
@@ -159,11 +160,29 @@ def make(target: TargetConfig, drafter: DrafterConfig, root: Path | None = None)
                 _make_target(folder, target)
             if not drafter_ready(folder, target, drafter):
                 _make_drafter(folder, target, drafter)
+    except KeyboardInterrupt as stopped:
+        stopped.add_note(_kept(folder, target, drafter))
+        raise
     except OSError as error:
         raise PairError(
             f"{folder.parent}: {error.strerror or error}; free space there or set XDG_CACHE_HOME"
         ) from error
     return folder
+
+
+def _kept(folder: Path, target: TargetConfig, drafter: DrafterConfig) -> str:
+    """What an interruption leaves of a pair, and what the same command does next."""
+    if not target_ready(folder):
+        return (
+            "the demo's target was not finished and nothing of it is kept; the same command makes "
+            "it from the beginning"
+        )
+    if not drafter_ready(folder, target, drafter):
+        return (
+            "the demo's target is kept, its drafter was not finished and is not; the same command "
+            "makes the drafter from the beginning"
+        )
+    return "the demo pair is kept, whole"
 
 
 @contextmanager

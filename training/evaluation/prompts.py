@@ -15,8 +15,9 @@ from training.folders import stage_folder
 from training.held_out import held_out_prompts
 from training.plan import TrainingPlan
 from training.progress import note
-from training.samples import Sample, read_samples
+from training.samples import Sample
 from training.targets import LONGEST_CONTEXT
+from training.unchanged import unchanged_samples
 
 
 def context_of(plan: TrainingPlan, positions: int) -> int:
@@ -27,11 +28,11 @@ def context_of(plan: TrainingPlan, positions: int) -> int:
 def of_samples(plan: TrainingPlan, work: Path, context: int) -> list[HeldOut]:
     """The prompts that training was kept from, in the samples' order; one sample of each.
 
-    Raises `UsageError` where there is none.
+    Raises `UsageError` where there is none, or where the samples changed since their gate.
     """
     folder = stage_folder(work, "generate")
     samples: dict[str, Sample] = {}
-    for sample in read_samples(folder):
+    for sample in unchanged_samples(work)[1]:
         samples.setdefault(sample.prompt_id, sample)
     kept = held_out_prompts(samples, plan.train.held_out, plan.train.seed)
     chosen = [s for s in samples.values() if s.prompt_id in kept]

@@ -34,7 +34,7 @@ from training.plan import TrainingPlan
 from training.progress import note
 from training.shown import REPORT
 from training.targets import demo_prompts, target_digest, target_folder, target_identity
-from training.unchanged import unchanged_best, unchanged_samples
+from training.unchanged import unchanged_best
 
 STAGE = "evaluate"
 RESULT = "evaluation.json"
@@ -50,7 +50,6 @@ def run(plan: TrainingPlan, work: Path, *, url: str | None = None) -> Gate:
     trained = unchanged_best(work)
     target, drafter = target_folder(plan), best_checkpoint(work)
     context = context_of(plan, read_config(target).max_positions)
-    unchanged_samples(work)
     held = of_samples(plan, work, context)
     return _run(
         plan,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +131,16 @@ def examine(folder: Path, text: TargetText, plan: TrainingPlan, wanted: Sequence
 def digest(samples: Iterable[Sample]) -> str:
     """Of samples in order: the same whenever, and in however many runs, they were made."""
     whole = hashlib.sha256()
+    for _ in hashed(samples, whole):
+        pass
+    return whole.hexdigest()
+
+
+def hashed(samples: Iterable[Sample], whole: hashlib._Hash) -> Iterator[Sample]:
+    """The samples as they come, each added to the digest first."""
     for sample in samples:
         whole.update(msgspec.json.encode(sample) + b"\n")
-    return whole.hexdigest()
+        yield sample
 
 
 def _count(found: Found, sample: Sample, reasons: list[str], *, keep_truncated: bool) -> None:

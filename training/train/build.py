@@ -12,6 +12,7 @@ from torch import Tensor
 from drafters.checkpoint import load
 from drafters.eagle3 import Eagle3Drafter
 from drafters.spec import DrafterError, DrafterSpec, RopeSpec
+from drafters.validate import check_numbers
 from harness.errors import UsageError
 from training.heads import TargetFacts, expected_rope, scratch_spec
 from training.plan import HeadSection
@@ -130,9 +131,9 @@ def _from_checkpoint(
 ) -> Eagle3Drafter:
     try:
         drafter = load(path, facts.folder)
+        check_numbers(path, facts.folder)
     except DrafterError as error:
         raise UsageError(f"drafter.finetune: {error}") from None
-    check_finite(path, drafter)
     spec = drafter.spec
     for what, has, wants in (
         ("target_hidden_size", spec.target_hidden_size, facts.hidden_size),
@@ -154,18 +155,6 @@ def _from_checkpoint(
         drafter.lm_head.weight = torch.nn.Parameter(rows.float().clone())
         drafter.owns_lm_head = True
     return drafter
-
-
-def check_finite(path: Path, drafter: Eagle3Drafter) -> None:
-    """Raise `UsageError` for a checkpoint of which a number is none: nothing could be learnt."""
-    for name, tensor in drafter.state_dict().items():
-        if tensor.is_meta or not tensor.is_floating_point():  # meta: the target's, not its own
-            continue
-        if not bool(tensor.isfinite().all()):
-            raise UsageError(
-                f"drafter.finetune {path}: {name} holds NaN or infinite numbers; see "
-                "`python -m drafters validate`"
-            )
 
 
 def _check_vocabulary(path: Path, drafter: Eagle3Drafter, kept: Tensor | None) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TextIO
 
 from training.progress import LIVE_S, PLAIN_S
@@ -33,7 +34,7 @@ class Console:
         self._shown = 0.0
         self._table: Live | None = None
         self._lock = threading.Lock()
-        self._done = threading.Event()
+        self._soon: SimpleQueue[str | None] = SimpleQueue()
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
@@ -43,7 +44,7 @@ class Console:
         try:
             yield
         finally:
-            self._done.set()
+            self._soon.put(None)
             thread.join()
             self._close_table()
 
@@ -57,6 +58,13 @@ class Console:
                 self._table.console.print(text, markup=False, highlight=False)
             else:
                 print(text, file=self.stream, flush=True)
+
+    def soon(self, text: str) -> None:
+        """One line that the console's thread says at once: all that a signal's handler may do.
+
+        The code it interrupts may hold any lock, that of `say` too.
+        """
+        self._soon.put(text)
 
     def doing(self, what: str, *, tell: bool = True) -> None:
         """What is going on from now on; repeated while it lasts."""
@@ -101,7 +109,14 @@ class Console:
                 self._table = None
 
     def _beat(self) -> None:
-        while not self._done.wait(1.0):
-            now = time.monotonic()
-            if now - self._spoke >= QUIET_S:
-                self.say(f"train: {self._doing}: {now - self._since:.0f} s so far")
+        while True:
+            try:
+                text = self._soon.get(timeout=1.0)
+            except Empty:
+                now = time.monotonic()
+                if now - self._spoke >= QUIET_S:
+                    self.say(f"train: {self._doing}: {now - self._since:.0f} s so far")
+                continue
+            if text is None:
+                return
+            self.say(text)

@@ -11,6 +11,7 @@ from torch import Tensor
 from drafters.eagle3 import Eagle3Drafter
 from drafters.spec import RopeSpec
 from harness.errors import GateFailed, UsageError
+from training.norm_count import count_votes
 from training.states import SampleStates, StateSource
 from training.train.target import TargetTensors, off_norm
 from training.train.validation import HeldOut
@@ -38,6 +39,7 @@ def prove_states(
     greedy_first = sorted(members, key=lambda i: source.sample_ids[i] not in greedy)
     right = scored = tokens = 0
     least_share = least
+    answers: list[tuple[Tensor, Tensor]] = []
     for index in greedy_first[:SAMPLES]:
         if tokens >= MOST_TOKENS:
             break
@@ -48,12 +50,21 @@ def prove_states(
             least_share = min(least, LEAST_SAMPLED)
         hits, count = _argmax_hits(states, tensors.lm_head)
         right, scored, tokens = right + hits, scored + count, tokens + len(states.token_ids)
+        first = max(states.loss_from, 1)
+        answers.append((states.last_normed[first - 1 : -1], states.token_ids[first:]))
     share = right / scored if scored else 0.0
     if share < least_share:
         raise GateFailed(
             f"states: only {share:.3f} of {scored} answer tokens are the target's own choice by "
             f"lm_head of the state before them (wanted >= {least_share:.2f}): the states are of "
             "other tokens, miss the final norm or have it twice; capture them again"
+        )
+    votes = count_votes(answers, tensors.lm_head, tensors.norm)
+    if votes.twice:
+        raise GateFailed(
+            f"states: {votes.undone} of {votes.tokens} answer tokens are the target's own choice "
+            f"only with one final norm undone ({votes.kept} only as the states are): they passed "
+            "the final norm twice; capture them again"
         )
     return share
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from training.states import StateSource
     from training.train.console import Console
-    from training.train.job import Job
+    from training.train.job import Asked, Job
     from training.train.parallel import World
     from training.train.validation import HeldOut
 
@@ -76,7 +76,7 @@ def _run(plan: TrainingPlan, work: Path, world: World, console: Console) -> Gate
     from training.targets import target_folder
     from training.train.parallel import barrier
 
-    inputs = _inputs(plan, work)
+    inputs, asked = _inputs(plan, work)
     folder = stage_folder(work, STAGE)
     with ExitStack() as held:
         done = _begin(folder, plan, inputs, world, held)
@@ -88,7 +88,7 @@ def _run(plan: TrainingPlan, work: Path, world: World, console: Console) -> Gate
         with _source(plan, work) as source:
             if not plan.capture.online:
                 _check_sums(source, world, console)
-            job = read_job(plan, work, target_folder(plan), source)
+            job = read_job(plan, work, target_folder(plan), source, asked)
             return train_job(job, inputs, world, console, barrier=barrier)
 
 
@@ -102,7 +102,7 @@ def train_job(
 
     if job.plan.train.serve_check:
         check_servable(job.facts.folder, job.plan.engine.device)
-    train(job, world, console, Stop())
+    train(job, world, console, Stop(console.soon))
     if world.first:
         write_gate(job.folder, judged(job, inputs))
     barrier(world)
@@ -113,21 +113,25 @@ def train_job(
     return gate
 
 
-def _inputs(plan: TrainingPlan, work: Path) -> dict[str, str]:
-    """Digests of what the stage is made from; every one of them passed its gate."""
+def _inputs(plan: TrainingPlan, work: Path) -> tuple[dict[str, str], dict[str, Asked]]:
+    """Digests of what the stage is made from, every one of which passed its gate, and what each
+    sample answers: the samples are read but once."""
     from training.heads import read_facts
     from training.targets import target_folder
+    from training.train.job import Asked
     from training.unchanged import unchanged_samples, unchanged_vocabulary
 
+    generated, samples = unchanged_samples(work)
+    asked = {s.id: Asked(prompt_id=s.prompt_id, greedy=s.greedy) for s in samples}
     gates: dict[Stage, Gate] = {
-        "generate": unchanged_samples(work),
+        "generate": generated,
         "capture": passed_gate(stage_folder(work, "capture"), "capture"),
         "vocab": unchanged_vocabulary(work, read_facts(target_folder(plan)).vocab_size),
     }
     found: dict[str, str] = {stage: gate.output for stage, gate in gates.items()}
     if plan.drafter.finetune is not None:
         found["finetune"] = folder_digest(Path(plan.drafter.finetune).expanduser())
-    return found
+    return found, asked
 
 
 def sections(plan: TrainingPlan) -> dict[str, Any]:
@@ -194,14 +198,17 @@ def _source(plan: TrainingPlan, work: Path) -> Iterator[StateSource]:
         source.close()
 
 
-def read_job(plan: TrainingPlan, work: Path, target: Path, source: StateSource) -> Job:
+def read_job(
+    plan: TrainingPlan,
+    work: Path,
+    target: Path,
+    source: StateSource,
+    asked: Mapping[str, Asked],
+) -> Job:
     """Everything to train on, from the folders of the stages before. Raises `UsageError`."""
     from training.heads import read_facts
-    from training.samples import read_samples
-    from training.train.job import Asked, make_job
+    from training.train.job import make_job
 
-    samples = read_samples(stage_folder(work, "generate"))
-    asked = {s.id: Asked(prompt_id=s.prompt_id, greedy=s.greedy) for s in samples}
     facts = read_facts(target)
     return make_job(
         plan,

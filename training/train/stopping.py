@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -12,10 +12,14 @@ from training.train.parallel import World, total
 
 
 class Stop:
-    """Whether the training was asked to stop. A second signal ends it at once."""
+    """Whether the training was asked to stop. A second signal ends it at once.
 
-    def __init__(self) -> None:
+    `tell` hears in one line that the first one was received; it is called by the signal's handler.
+    """
+
+    def __init__(self, tell: Callable[[str], None] = lambda text: None) -> None:
         self.asked = False
+        self.tell = tell
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -30,6 +34,11 @@ class Stop:
             self.asked = True
             for kind, handler in before.items():
                 signal.signal(kind, handler)
+            self.tell(
+                f"train: {signal.Signals(number).name} received: the update or validation under "
+                "way ends, a checkpoint keeps what was learnt, then the training stops; a second "
+                "signal stops it at once, without one"
+            )
 
         for kind in kinds:
             signal.signal(kind, ask)
