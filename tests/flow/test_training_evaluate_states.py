@@ -1,0 +1,106 @@
+"""The expectation from captured states beside the reference engine, on the demo pair's drafter."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from capture_samples import demo_samples, write_samples
+
+from drafters.checkpoint import load_spec
+from engines.reference.config import read_config
+from harness.errors import UsageError
+from training.capture import stage as capture
+from training.evaluation import stage as evaluate
+from training.files import file_digest
+from training.folders import best_checkpoint, stage_folder
+from training.gate import Check, Gate, write_gate
+from training.plan import TrainingPlan, read_plan
+from training.samples import Sample
+
+
+def plan_for(layers: Sequence[int], *sets: str) -> TrainingPlan:
+    more = (
+        "generate.max_tokens=40",
+        f"capture.aux_layers={','.join(map(str, layers))}",
+        "capture.dtype=float32",
+        "train.held_out=0.5",
+        "evaluate.offline=states",
+    )
+    return read_plan("demo", [*more, *sets])
+
+
+def until_end(sample: Sample, ends: Sequence[int]) -> Sample:
+    """The sample up to its answer's first end token, as an engine answers."""
+    places = (n for n, i in enumerate(sample.token_ids) if n >= sample.loss_from and i in ends)
+    end = next(places, len(sample.token_ids))
+    return msgspec.structs.replace(sample, token_ids=sample.token_ids[: end + 1])
+
+
+@pytest.fixture(scope="module")
+def work(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training of greedy samples and their states whose best is the demo pair's drafter."""
+    folder = tmp_path_factory.mktemp("states") / "training"
+    ends = read_config(demo_pair / "target").eos_token_ids
+    samples = [until_end(s, ends) for s in demo_samples(demo_pair, 24, tokens=40)]
+    write_samples(folder, samples)
+    drafter = demo_pair / "drafter-mla"
+    assert capture.run(plan_for(load_spec(drafter).aux_layers), folder).passed
+    shutil.copytree(drafter, best_checkpoint(folder))
+    output = file_digest(best_checkpoint(folder) / "model.safetensors")
+    made = (Check(name="made", passed=True),)
+    write_gate(stage_folder(folder, "train"), Gate.of("train", made, output=output, inputs={}))
+    return folder
+
+
+def layers_of(work: Path) -> tuple[int, ...]:
+    return load_spec(best_checkpoint(work)).aux_layers
+
+
+def result(work: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((work / "evaluate" / "evaluation.json").read_text())
+    return found
+
+
+def test_the_engine_accepts_what_the_states_foretell_to_the_draft(work: Path) -> None:
+    """The answers end k tokens early, so that what lies behind their end is known in both."""
+    torch.set_num_threads(1)
+    assert evaluate.run(plan_for(layers_of(work)), work).passed
+    found = result(work)
+    offline, reference = found["rows"]
+    for key in ("drafts", "rate", "length", "per_position"):
+        assert offline[key] == reference[key]
+    assert offline["length"] > 1.5 and reference["verdict"] == "as expected, to the draft"
+    assert reference["same_outputs"] == reference["answered"] == 12
+    assert found["offline"]["walked_from"] == "states" and found["offline"]["greedy"]
+    assert found["offline"]["proof"] > 0.99
+    walked = {a["prompt_id"]: a for a in found["offline"]["answers"]}
+    for answer in found["online"][0]["answers"]:
+        expected = walked[answer["prompt_id"]]
+        assert answer["token_ids"] == expected["token_ids"]
+        for key in ("drafts", "accepted", "per_position"):
+            assert answer["counts"][key] == expected["counts"][key]
+    text = (work / "evaluate" / "report.txt").read_text()
+    assert "offline: the captured states of the held-out samples: evaluate.offline says" in text
+
+
+def test_states_of_other_layers_or_another_target_are_refused(work: Path, tmp_path: Path) -> None:
+    other = tmp_path / "training"
+    shutil.copytree(work, other, ignore=shutil.ignore_patterns("evaluate"))
+    plan = plan_for(layers_of(work), "evaluate.engines=reference")
+    index = other / "states" / "index.json"
+    told = json.loads(index.read_text())
+    for change, said in (
+        ({"made_from": {**told["made_from"], "target": "0" * 64}}, "another target"),
+        ({"layout": {**told["layout"], "aux_layers": [1, 2, 3]}}, r"captured were \[1, 2, 3\]"),
+    ):
+        index.write_text(json.dumps({**told, **change}))
+        with pytest.raises(UsageError, match=said):
+            evaluate.run(plan, other)
+    assert not (other / "evaluate" / "offline.json").exists()
