@@ -123,7 +123,7 @@ def _check_offline(plan: TrainingPlan, target: Path, out: Path) -> None:
     """Raise now where the evaluation could not be made the way that the plan says."""
     from training.evaluation.way import way_of
 
-    if plan.evaluate.offline == "engine":
+    if plan.evaluate.offline != "auto":
         way_of(plan, target, stage_folder(out, "evaluate"))
 
 

@@ -12,17 +12,27 @@ import msgspec
 import pytest
 import torch
 from capture_samples import demo_samples, write_samples
+from torch import Tensor
 
 from drafters.checkpoint import load_spec
 from engines.reference.config import read_config
+from engines.reference.loading import load_engine
+from engines.reference.sampling import SamplingParams
 from harness.errors import UsageError
 from training.capture import stage as capture
+from training.evaluate import DraftCounts, draft_everywhere, walk_all
 from training.evaluation import stage as evaluate
 from training.files import file_digest
 from training.folders import best_checkpoint, stage_folder
 from training.gate import Check, Gate, write_gate
 from training.plan import TrainingPlan, read_plan
-from training.samples import Sample
+from training.samples import Sample, read_samples
+from training.states import SampleStates
+from training.train.feed import load_row
+from training.train.rows import Row
+from training.train.serving import _counted
+from training.train.validation import spans
+from training.unroll import drafted_slots
 
 
 def plan_for(layers: Sequence[int], *sets: str) -> TrainingPlan:
@@ -104,3 +114,40 @@ def test_states_of_other_layers_or_another_target_are_refused(work: Path, tmp_pa
         with pytest.raises(UsageError, match=said):
             evaluate.run(plan, other)
     assert not (other / "evaluate" / "offline.json").exists()
+
+
+def likeliest(logits: Tensor, params: object) -> Tensor:
+    """All probability on the likeliest token: drafts are then taken as vLLM and SGLang do."""
+    return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+
+
+def test_sampled_text_is_walked_as_speculative_sampling_accepts(
+    demo_pair: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over an engine's own sampled answers the walk finds the engine's own counts."""
+    monkeypatch.setattr("engines.reference.draft.distributions", likeliest)
+    target, drafter = demo_pair / "target", best_checkpoint(work)
+    engine = load_engine(target, drafter=drafter, k=3, max_len=256, slots=8, seed=1)
+    prompts = [list(s.token_ids[: s.loss_from]) for s in read_samples(work / "samples")][:8]
+    params = SamplingParams(max_tokens=32, temperature=1.0, ignore_eos=True)
+    requests = engine.generate(prompts, params)
+    layers = (*layers_of(work), engine.model.config.layers)
+    found = engine_counts = DraftCounts(drafts=0, drafted=0, accepted=0, per_position=(0,) * 3)
+    for prompt, request in zip(prompts, requests, strict=True):
+        tokens = prompt + request.output
+        states = engine.capture(tokens, layers)
+        sample = SampleStates(
+            sample_id="s", category=None, token_ids=torch.tensor(tokens), loss_from=len(prompt),
+            aux=states[:, :-1].flatten(1), last_normed=states[:, -1],
+        )  # fmt: skip
+        row = load_row(
+            Row(number=0, indices=(0,), tokens=len(tokens)),
+            [sample],
+            engine.model.config.vocab_size,
+        )
+        slots = drafted_slots(row.captured.batch, 0)
+        drafts = draft_everywhere(engine.proposer.drafter, row.captured, 3, slots=slots)
+        found = found + walk_all(drafts, row.captured.batch.ids, spans(row))
+        engine_counts = engine_counts + _counted(request, 3)
+    assert found == engine_counts
+    assert 0 < found.accepted < found.drafted and found.drafts > 50

@@ -76,6 +76,17 @@ def test_quantised_weights_are_the_reason_for_the_states(tmp_path: Path) -> None
     assert found.walked_from == "states" and "quantised" in found.why
 
 
+def test_an_engine_that_draws_its_drafts_is_not_compared_with_sampled_answers(
+    tmp_path: Path,
+) -> None:
+    plan = read_plan("demo", ["evaluate.offline=states", "sampling.temperature=1.0"])
+    with pytest.raises(UsageError, match=r"evaluate\.engines.*draws its drafts"):
+        way_of(plan, tmp_path, tmp_path)
+    served = msgspec.structs.replace(plan.evaluate, engines=("vllm",))
+    plan = msgspec.structs.replace(plan, evaluate=served)
+    assert way_of(plan, tmp_path, tmp_path).walked_from == "states"
+
+
 class Lengths:
     """A source of states of which nothing but its samples is asked."""
 

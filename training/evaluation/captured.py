@@ -4,7 +4,8 @@ The walk is validation's (`training.train.validation`), over the held-out sample
 Greedy answers are what an engine gives at temperature 0, so that the counts are an engine's too.
 Of sampled answers each token is a draw from the target's distribution p, and a draft d equals it
 with probability p(d): what speculative sampling accepts of a drafter that proposes its likeliest
-token. The counts are then those of an engine at the same temperature, but for chance.
+token, as in vLLM and SGLang unless they are told otherwise. The counts are then those of such an
+engine at the same temperature, but for chance. The reference engine draws its drafts: others.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ def way_of(plan: TrainingPlan, target: Path, folder: Path, *, states: bool = Tru
     """
     asked = plan.evaluate.offline
     if asked == "states" and states:
+        _check_sampled(plan)
         return Way(walked_from="states", why="evaluate.offline says so")
     if asked == "states":
         raise UsageError(
@@ -53,3 +54,14 @@ def way_of(plan: TrainingPlan, target: Path, folder: Path, *, states: bool = Tru
         else "without it a drafter from elsewhere has no expectation: there are no states of it"
     )
     raise UsageError(f"{KEY}={asked}: the reference engine cannot load it: {refused}; {way_out}")
+
+
+def _check_sampled(plan: TrainingPlan) -> None:
+    """Raise `UsageError` for an engine whose drafts are drawn: it accepts other ones."""
+    if plan.sampling.temperature > 0 and "reference" in plan.evaluate.engines:
+        raise UsageError(
+            "evaluate.engines: the answers were sampled (sampling.temperature = "
+            f"{plan.sampling.temperature:g}), and the reference engine then draws its drafts, "
+            "where the walk over states takes the likeliest, as vLLM and SGLang do; name one of "
+            "these"
+        )
