@@ -140,11 +140,8 @@ def test_sampled_text_is_walked_as_speculative_sampling_accepts(
             sample_id="s", category=None, token_ids=torch.tensor(tokens), loss_from=len(prompt),
             aux=states[:, :-1].flatten(1), last_normed=states[:, -1],
         )  # fmt: skip
-        row = load_row(
-            Row(number=0, indices=(0,), tokens=len(tokens)),
-            [sample],
-            engine.model.config.vocab_size,
-        )
+        whole = Row(number=0, indices=(0,), tokens=len(tokens))
+        row = load_row(whole, [sample], engine.model.config.vocab_size)
         slots = drafted_slots(row.captured.batch, 0)
         drafts = draft_everywhere(engine.proposer.drafter, row.captured, 3, slots=slots)
         found = found + walk_all(drafts, row.captured.batch.ids, spans(row))
