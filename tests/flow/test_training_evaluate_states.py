@@ -22,12 +22,15 @@ from harness.errors import UsageError
 from training.capture import stage as capture
 from training.evaluate import DraftCounts, draft_everywhere, walk_all
 from training.evaluation import stage as evaluate
-from training.files import file_digest
+from training.evaluation.records import Offline
+from training.export import evaluated_prompts
+from training.files import file_digest, read_record
 from training.folders import best_checkpoint, stage_folder
 from training.gate import Check, Gate, write_gate
 from training.plan import TrainingPlan, read_plan
 from training.samples import Sample, read_samples
 from training.states import SampleStates
+from training.targets import target_digest, target_identity
 from training.train.feed import load_row
 from training.train.rows import Row
 from training.train.serving import _counted
@@ -98,6 +101,38 @@ def test_the_engine_accepts_what_the_states_foretell_to_the_draft(work: Path) ->
             assert answer["counts"][key] == expected["counts"][key]
     text = (work / "evaluate" / "report.txt").read_text()
     assert "offline: the captured states of the held-out samples: evaluate.offline says" in text
+
+
+def test_a_target_that_the_engine_does_not_load_is_evaluated_all_the_same(
+    work: Path, demo_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its config says INT4, as Kimi-K2.5's does: embedding, head and norm are all that is read."""
+    target, other = tmp_path / "target", tmp_path / "training"
+    shutil.copytree(demo_pair / "target", target)
+    config = json.loads((target / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "compressed-tensors", "bits": 4}
+    (target / "config.json").write_text(json.dumps(config))
+    shutil.copytree(work, other, ignore=shutil.ignore_patterns("evaluate"))
+    index = json.loads((other / "states" / "index.json").read_text())
+    index["made_from"]["target"] = target_digest(target_identity(target))
+    (other / "states" / "index.json").write_text(json.dumps(index))
+    sets = (f"target.path={target}", "evaluate.offline=auto", "evaluate.engines=")
+    plan = plan_for(layers_of(work), *sets)
+    assert evaluate.run(plan, other).passed
+    offline = read_record(other / "evaluate" / "offline.json", Offline, "")
+    assert offline is not None and offline.walked_from == "states" and offline.greedy
+    assert "quantised weights are not served" in offline.why
+    assert "quantised weights are not served" in capsys.readouterr().err
+    assert "quantised" in (other / "evaluate" / "report.txt").read_text()
+    held, expected = evaluated_prompts(plan, other, offline, context=4096)
+    first = offline.answers[:8]
+    assert [h.prompt_id for h in held] == [w.prompt_id for w in first]
+    drafted = sum(w.counts.drafted or 0 for w in first)
+    assert expected == pytest.approx(sum(w.counts.accepted for w in first) / drafted)
+    assert evaluate.run(plan, other).passed and "finished already" in capsys.readouterr().err
+    engine = plan_for(layers_of(work), *sets[:1], "evaluate.offline=engine")
+    with pytest.raises(UsageError, match=r"quantised.*evaluate\.offline=states"):
+        evaluate.run(engine, other)
 
 
 def test_states_of_other_layers_or_another_target_are_refused(work: Path, tmp_path: Path) -> None:
