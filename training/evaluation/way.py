@@ -32,8 +32,7 @@ def way_of(plan: TrainingPlan, target: Path, folder: Path, *, states: bool = Tru
     """
     asked = plan.evaluate.offline
     if asked == "states" and states:
-        _check_sampled(plan)
-        return Way(walked_from="states", why="evaluate.offline says so")
+        return _by_states(plan, "evaluate.offline says so")
     if asked == "states":
         raise UsageError(
             f"{KEY}=states: a drafter from elsewhere has no captured states; evaluate it in the "
@@ -41,13 +40,15 @@ def way_of(plan: TrainingPlan, target: Path, folder: Path, *, states: bool = Tru
         )
     begun = begun_sections(folder)
     if asked == "auto" and begun is not None:
-        return Way(walked_from=begun.get(KEY, "engine"), why="this folder was begun so")
+        why = "this folder was begun so"
+        by_states = begun.get(KEY) == "states"
+        return _by_states(plan, why) if by_states else Way(walked_from="engine", why=why)
     growth = FLOAT32_GROWTH if plan.engine.dtype == "float32" else 1.0
     refused = reference_refusal(target, growth=growth)
     if refused is None:
         return Way(walked_from="engine", why="the reference engine can load the target")
     if asked == "auto" and states:
-        return Way(walked_from="states", why=f"the reference engine cannot load it: {refused}")
+        return _by_states(plan, f"the reference engine cannot load it: {refused}")
     way_out = (
         f"use --set {KEY}=states to walk over the captured states"
         if states
@@ -56,8 +57,8 @@ def way_of(plan: TrainingPlan, target: Path, folder: Path, *, states: bool = Tru
     raise UsageError(f"{KEY}={asked}: the reference engine cannot load it: {refused}; {way_out}")
 
 
-def _check_sampled(plan: TrainingPlan) -> None:
-    """Raise `UsageError` for an engine whose drafts are drawn: it accepts other ones."""
+def _by_states(plan: TrainingPlan, why: str) -> Way:
+    """Raises `UsageError` for an engine whose drafts are drawn: it accepts other ones."""
     if plan.sampling.temperature > 0 and "reference" in plan.evaluate.engines:
         raise UsageError(
             "evaluate.engines: the answers were sampled (sampling.temperature = "
@@ -65,3 +66,4 @@ def _check_sampled(plan: TrainingPlan) -> None:
             "where the walk over states takes the likeliest, as vLLM and SGLang do; name one of "
             "these"
         )
+    return Way(walked_from="states", why=why)
