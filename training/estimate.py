@@ -13,9 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from drafters.engines import ENGINES
 from drafters.ids import default_layers
 from drafters.spec import DrafterSpec
 from harness.errors import UsageError
+from training.evaluation.records import SERVED
 from training.heads import (
     TargetFacts,
     facts_in,
@@ -38,6 +40,11 @@ SAMPLE_BYTES = 12
 MASTER, MOMENT, LOW = 4, 4, 2
 """Bytes of a float32 weight or gradient, of a moment, and of a bfloat16."""
 ORIGINAL = EstimateSection().source
+OFFLINE = {
+    "auto": "the reference engine where it loads the target, else the captured states",
+    "engine": "the reference engine",
+    "states": "the captured states",
+}
 CHUNK_BYTES = 6 * 16_000_000
 """Head and loss go over the positions in pieces of 4 M logits; about six such tensors live."""
 
@@ -331,7 +338,33 @@ def _time(plan: TrainingPlan, sizes: Sizes) -> Iterator[Figure]:
     train = plan.train.epochs * epoch * (1 + given.validate_share)
     how = f"{plan.train.epochs} epochs and their validation ({given.validate_share:.0%} of each)"
     yield Figure(section="time", name="train", value=train, unit="seconds", how=how)
-    yield Figure(section="time", name="time in all", value=total + train, unit="seconds")
+    ends = list(_ends(plan, sizes, rate))
+    yield from ends
+    total += train + sum(figure.value for figure in ends)
+    yield Figure(section="time", name="time in all", value=total, unit="seconds")
+
+
+def _ends(plan: TrainingPlan, sizes: Sizes, rate: float) -> Iterator[Figure]:
+    """Evaluation and export; `rate`: of training, which the offline walk is at least as fast as."""
+    given, section = plan.estimate, plan.evaluate
+    prompts = min(section.prompts, max(1, round(plan.train.held_out * sizes.samples)))
+    tokens = prompts * given.tokens_per_sample
+    answers = len(section.engines) + (section.offline == "engine")
+    asked, walked = tokens / given.generate_tokens_per_s, tokens / rate
+    how = f"{prompts:,} prompts: offline from {OFFLINE[section.offline]}, then asked in "
+    how += f"{', '.join(section.engines) or 'no engine'}; starts are not counted"
+    value = answers * asked + walked
+    yield Figure(section="time", name="evaluate", value=value, unit="seconds", how=how)
+    served = [name for name in plan.export.formats if name in ENGINES and plan.export.load]
+    value = len(served) * min(prompts, SERVED) * given.tokens_per_sample
+    how = f"{', '.join(plan.export.formats)}; {SERVED} prompts in each engine that is installed"
+    yield Figure(
+        section="time",
+        name="export",
+        value=value / given.generate_tokens_per_s,
+        unit="seconds",
+        how=how if served else f"{', '.join(plan.export.formats)}; none is loaded",
+    )
 
 
 def _scaled(plan: TrainingPlan) -> str:

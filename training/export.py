@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,15 @@ from drafters.reading import neutral_name
 from drafters.spec import DrafterError
 from drafters.validate import validate
 from engines.base import EngineUsageError
-from engines.reference.config import read_config
+from harness.errors import UsageError
 from harness.measure.metrics import acceptance_rate, pool
 from training.evaluation.online import Serving, ask_engine, check_engine
 from training.evaluation.prompts import context_of
-from training.evaluation.records import HeldOut, Offline
-from training.files import file_digest, locked, write_record
+from training.evaluation.records import SERVED, HeldOut, Offline
+from training.files import file_digest, locked, read_record, write_record
 from training.folders import Stage, best_checkpoint, stage_folder
 from training.gate import Check, Gate, passed_gate, require, write_gate
+from training.heads import read_facts
 from training.kept import begin_stage
 from training.plan import TrainingPlan
 from training.progress import note
@@ -38,8 +40,6 @@ from training.unchanged import unchanged_best
 
 STAGE: Stage = "export"
 MANIFEST = "manifest.json"
-SERVED = 8
-"""Prompts that a loaded export answers."""
 LARGEST_GAP = 0.1
 """Of so few prompts, in acceptance rate: what is broken loses far more."""
 
@@ -227,9 +227,17 @@ def _loaded(
     """The export in its engine: the first prompts of the evaluation, against what they expect."""
     if name not in ENGINES:
         return []
-    held, expected = evaluated_prompts(plan, work, read_config(target).max_positions)
-    context = context_of(plan, read_config(target).max_positions)
-    serving = Serving(plan=plan, target=target, drafter=folder, k=plan.evaluate.k, context=context)
+    context = context_of(plan, read_facts(target).max_positions)
+    offline = _offline(work)
+    held, expected = evaluated_prompts(plan, work, offline, context)
+    serving = Serving(
+        plan=plan,
+        target=target,
+        drafter=folder,
+        k=plan.evaluate.k,
+        context=context,
+        greedy=offline.greedy,
+    )
     what = f"{name}: acceptance rate of the loaded export"
     try:
         check_engine(name, serving)
@@ -251,15 +259,27 @@ def _loaded(
     ]
 
 
+def _offline(work: Path) -> Offline:
+    """What the evaluation expects. Raises `UsageError`."""
+    path = stage_folder(work, "evaluate") / "offline.json"
+    found = read_record(path, Offline, "evaluate again")
+    if found is None:
+        raise UsageError(f"{path}: missing; remove {path.parent} and evaluate again")
+    return found
+
+
 def evaluated_prompts(
-    plan: TrainingPlan, work: Path, positions: int
+    plan: TrainingPlan, work: Path, offline: Offline, context: int
 ) -> tuple[list[HeldOut], float]:
     """The first of the evaluation's prompts, and the acceptance rate expected on them."""
-    from training.evaluation.prompts import of_samples
+    from training.evaluation.prompts import of_samples, of_states
+    from training.states import open_source
 
-    held = of_samples(plan, work, context_of(plan, positions))[:SERVED]
-    path = stage_folder(work, "evaluate") / "offline.json"
-    offline = msgspec.json.decode(path.read_bytes(), type=Offline)
+    if offline.walked_from == "engine":
+        held = of_samples(plan, work, context)[:SERVED]
+    else:
+        with closing(open_source(plan, work)) as source:
+            held = [each for each, _ in of_states(plan, work, source, context)[:SERVED]]
     counts: dict[str, Any] = {w.prompt_id: w.counts for w in offline.answers}
     total = pool([counts[h.prompt_id] for h in held])
     assert total is not None

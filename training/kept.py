@@ -50,6 +50,15 @@ def begin_stage(
     return None if gate is None else require(gate, folder, "remove the folder to try it again")
 
 
+def begun_sections(folder: Path) -> dict[str, Any] | None:
+    """The parts of the plan that the stage in `folder` was begun with, None: it was not begun.
+
+    Raises `UsageError` where that cannot be read.
+    """
+    found = read_record(folder / RECORD, StageRecord, "remove the folder")
+    return None if found is None else found.sections
+
+
 def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
     """The keys whose values differ, in words: `train.lr 0.0001 -> 0.001`."""
     if isinstance(before, dict) and isinstance(now, dict):

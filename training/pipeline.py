@@ -80,6 +80,7 @@ def check_beforehand(plan: TrainingPlan, out: Path) -> None:
     target = target_folder(plan)
     if plan.drafter.finetune is not None:
         check_finetuned(plan, target)
+    _check_offline(plan, target, out)
     for name in plan.evaluate.engines:
         if name == "openai":
             raise UsageError(
@@ -94,6 +95,14 @@ def check_beforehand(plan: TrainingPlan, out: Path) -> None:
             )
         )  # fmt: skip
     _tell_small_disk(plan, out)
+
+
+def _check_offline(plan: TrainingPlan, target: Path, out: Path) -> None:
+    """Raise now where the evaluation could not be made the way that the plan says."""
+    from training.evaluation.way import way_of
+
+    if plan.evaluate.offline != "auto":
+        way_of(plan, target, stage_folder(out, "evaluate"))
 
 
 def check_finetuned(plan: TrainingPlan, target: Path) -> None:

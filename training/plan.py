@@ -166,12 +166,16 @@ class TrainSection(Section, frozen=True, kw_only=True):
 class EvaluateSection(Section, frozen=True, kw_only=True):
     """Acceptance, offline and in the named engines, on the same held-out prompts.
 
-    `largest_gap`: the most that an engine's acceptance rate may lie below the offline one.
+    `offline`: where the expectation comes from. `engine`: greedy answers and states of the
+    reference engine, now; `states`: the held-out samples and their captured states; `auto`: the
+    engine where it can load the target, else the states. `largest_gap`: the most that an engine's
+    acceptance rate may lie below the offline one, or above it.
     """
 
     k: Depth = 3
     engines: tuple[EngineName, ...] = ("reference",)
     prompts: Positive = 64
+    offline: Literal["auto", "engine", "states"] = "auto"
     largest_gap: Share = 0.03
 
 

@@ -116,6 +116,19 @@ def test_the_kimi_plans_at_the_original_rates_give_its_times() -> None:
     assert mla.value("an epoch") < of(KIMI).value("an epoch")
 
 
+@pytest.mark.parametrize("name", ["kimi-k2.5-llama", "kimi-k2.5-mla"])
+def test_the_kimi_plans_are_estimated_to_their_end(name: str) -> None:
+    found = of(name)
+    stages = ("generate", "capture", "train", "evaluate", "export")
+    assert found.value("time in all") == pytest.approx(sum(found.value(s) for s in stages))
+    (evaluate,) = (f for f in found.figures if f.name == "evaluate")
+    assert "64 prompts: offline from the captured states, then asked in vllm" in evaluate.how
+    assert evaluate.value > 64 * 1730 / 907  # the answers of one engine
+    both = of(name, "evaluate.engines=vllm,sglang", "export.load=false")
+    assert both.value("evaluate") - evaluate.value == pytest.approx(64 * 1730 / 907)
+    assert both.value("export") == 0
+
+
 def test_fp8_online_and_sharding_do_what_they_should() -> None:
     whole = of(KIMI)
     half = of(KIMI, "capture.dtype=fp8")

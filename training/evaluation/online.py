@@ -24,6 +24,7 @@ from harness.load.streaming.client import Asking
 from harness.load.streaming.plain import plain_client
 from harness.measure.counters import CounterReader, CounterWindow
 from harness.measure.metrics import client_counts, from_histogram, pool
+from harness.plan.schema import SamplingSection
 from harness.records import DraftCounts, LoadPoint, RequestRecord
 from training.evaluation.records import Asked, HeldOut, Online, Source
 from training.launch import serve_spec, start_teller
@@ -35,7 +36,10 @@ GONE = "the engine is gone"
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be served, and how many of the plan's words that takes."""
+    """What is to be served, and how many of the plan's words that takes.
+
+    `greedy`: asked at temperature 0; else with the plan's own sampling.
+    """
 
     plan: TrainingPlan
     target: Path
@@ -43,6 +47,13 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     k: int
     context: int
     url: str | None = None
+    greedy: bool = True
+
+    @property
+    def sampling(self) -> SamplingSection:
+        """How every prompt is asked."""
+        own = self.plan.sampling
+        return msgspec.structs.replace(own, temperature=0.0) if self.greedy else own
 
     def spec(self) -> ServeSpec:
         """The neutral specification for an engine that is started here."""
@@ -53,7 +64,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
             k=self.k,
             dtype=served_dtype(self.plan, self.target),
             max_num_seqs=self.plan.engine.max_num_seqs or max(4, self.plan.generate.concurrency),
-            temperature=0.0,
+            temperature=self.sampling.temperature,
             reasoning_parser=None,
         )
 
@@ -79,7 +90,7 @@ def check_engine(name: str, serving: Serving) -> None:
 
 
 def ask_engine(name: str, serving: Serving, held: Sequence[HeldOut], folder: Path) -> Online:
-    """Serve the drafter in engine `name` and ask it `held`, greedy.
+    """Serve the drafter in engine `name` and ask it `held`.
 
     The engine's log and its translated drafter go to `folder`. Raises `EngineFailed`.
     """
@@ -152,7 +163,7 @@ def _drive(
     where: tuple[str, str],
     gone: Callable[[], str | None],
 ) -> Driven:
-    """Every prompt once, greedy, as many at once as the plan's `generate.concurrency`."""
+    """Every prompt once, as many at once as the plan's `generate.concurrency`."""
     plan = serving.plan
     # Token ids and the completions endpoint: the same tokens for every engine, and ids come back.
     asking = Asking(
@@ -160,7 +171,7 @@ def _drive(
         model=where[1],
         endpoint="completions",
         max_tokens=plan.generate.max_tokens,
-        sampling=msgspec.structs.replace(plan.sampling, temperature=0.0),
+        sampling=serving.sampling,
         timeout_s=plan.generate.timeout_s,
         extra=dict(adapter.request_fields(speculative=True, endpoint="completions")),
         client=plan.client,

@@ -15,9 +15,13 @@ from training.folders import stage_folder
 from training.held_out import held_out_prompts
 from training.plan import TrainingPlan
 from training.progress import note
-from training.samples import Sample
+from training.samples import Sample, read_samples
+from training.states import StateSource
 from training.targets import LONGEST_CONTEXT
 from training.unchanged import unchanged_samples
+
+LEAST_ANSWER = 2
+"""Tokens: the first is the prefill's, a draft needs a second."""
 
 
 def context_of(plan: TrainingPlan, positions: int) -> int:
@@ -30,20 +34,67 @@ def of_samples(plan: TrainingPlan, work: Path, context: int) -> list[HeldOut]:
 
     Raises `UsageError` where there is none, or where the samples changed since their gate.
     """
-    folder = stage_folder(work, "generate")
     samples: dict[str, Sample] = {}
-    for sample in unchanged_samples(work)[1]:
+    for sample in _kept_from_training(plan, work):
         samples.setdefault(sample.prompt_id, sample)
-    kept = held_out_prompts(samples, plan.train.held_out, plan.train.seed)
-    chosen = [s for s in samples.values() if s.prompt_id in kept]
-    if not chosen:
-        raise UsageError(f"{folder}: holds no sample to evaluate on; run `generate` first")
-    prompts = [(s.prompt_id, s.category, s.token_ids[: s.loss_from], _greedy(s)) for s in chosen]
+    prompts = [
+        (s.prompt_id, s.category, s.token_ids[: s.loss_from], _greedy(s)) for s in samples.values()
+    ]
     return _fitting(prompts, plan, context)
+
+
+def _kept_from_training(plan: TrainingPlan, work: Path) -> Iterator[Sample]:
+    """Every sample of a held-out prompt, in order.
+
+    Raises `UsageError` where there is none, or where the samples changed since their gate.
+    """
+    folder = stage_folder(work, "generate")
+    prompts = [sample.prompt_id for sample in unchanged_samples(work)[1]]
+    kept = held_out_prompts(prompts, plan.train.held_out, plan.train.seed)
+    if not kept:
+        raise UsageError(f"{folder}: holds no sample to evaluate on; run `generate` first")
+    return (sample for sample in read_samples(folder) if sample.prompt_id in kept)
 
 
 def _greedy(sample: Sample) -> tuple[int, ...] | None:
     return sample.token_ids[sample.loss_from :] if sample.greedy else None
+
+
+def of_states(
+    plan: TrainingPlan, work: Path, source: StateSource, context: int
+) -> list[tuple[HeldOut, int]]:
+    """Held-out prompts whose answers' states were captured, and the number of each in `source`.
+
+    An answer is to be walked, and asked for, up to k tokens before its end: what an engine's last
+    verify step accepts behind the limit counts, and is known only where the text goes on. Of the
+    answers those made at the plan's own temperature count. Raises `UsageError` where there is none.
+    """
+    numbers = {sample: number for number, sample in enumerate(source.sample_ids)}
+    greedy = plan.sampling.temperature == 0
+    chosen: dict[str, tuple[int, int]] = {}  # of each prompt: its number, its answer's tokens
+    found: list[Found] = []
+    for sample in _kept_from_training(plan, work):
+        number = numbers.get(sample.id)
+        if number is None or sample.greedy != greedy or sample.prompt_id in chosen:
+            continue
+        walked = source.lengths[number] - sample.loss_from - plan.evaluate.k
+        if walked >= LEAST_ANSWER and sample.loss_from:
+            chosen[sample.prompt_id] = (number, walked)
+            prompt = sample.token_ids[: sample.loss_from]
+            found.append((sample.prompt_id, sample.category, prompt, None))
+    if not found:
+        kind = "greedy" if greedy else "sampled"
+        raise UsageError(
+            f"evaluate: no held-out prompt has a {kind} answer of {LEAST_ANSWER} tokens and k "
+            f"({plan.evaluate.k}) more among the captured states; generate longer answers, or set "
+            "evaluate.offline=engine"
+        )
+    held = []
+    for each in _fitting(found, plan, context):
+        number, walked = chosen[each.prompt_id]
+        limit = min(each.max_tokens, walked)
+        held.append((msgspec.structs.replace(each, max_tokens=limit), number))
+    return held
 
 
 def of_workload(plan: TrainingPlan, target: Path, demo: Path | None, context: int) -> list[HeldOut]:
@@ -85,7 +136,7 @@ def _fitting(found: Sequence[Found], plan: TrainingPlan, context: int) -> list[H
 def _with_room(found: Sequence[Found], most: int, context: int) -> Iterator[HeldOut]:
     for prompt_id, category, ids, greedy in found:
         room = min(most, context - len(ids))
-        if room < 2:  # the first token is the prefill's: a draft needs a second
+        if room < LEAST_ANSWER:
             continue
         yield HeldOut(
             prompt_id=prompt_id,

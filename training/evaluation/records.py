@@ -9,6 +9,12 @@ import msgspec
 from harness.records import DraftCounts
 
 Source = Literal["counters", "requests", "client"]
+WalkedFrom = Literal["engine", "states"]
+LEAST_PROOF = 0.98
+"""Of greedy answers' tokens: those that are the argmax of the state before them."""
+
+SERVED = 8
+"""Prompts of an evaluation that a loaded export answers."""
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +31,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Walked(msgspec.Struct, frozen=True, kw_only=True):
-    """One held-out prompt offline: the target's greedy answer, and the drafter walked over it."""
+    """One held-out prompt offline: the target's answer, and the drafter walked over it."""
 
     prompt_id: str
     category: str | None
@@ -35,12 +41,21 @@ class Walked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offline(msgspec.Struct, frozen=True, kw_only=True):
-    """The expectation. `proof`: how often the states' own argmax is the answer's next token."""
+    """The expectation. `proof`: how often the states' own argmax is the answer's next token.
+
+    `least_proof`: what that is held to. `walked_from`: the reference engine's answers and states,
+    or samples and their captured states; `why` one was taken. `greedy`: False where the answers
+    were sampled: engines are then asked with the plan's sampling, and answer otherwise.
+    """
 
     answers: tuple[Walked, ...]
     counts: DraftCounts
     proof: float
     seconds: float
+    least_proof: float = LEAST_PROOF
+    walked_from: WalkedFrom = "engine"
+    why: str = ""
+    greedy: bool = True
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +87,10 @@ class Online(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the comparison. `gap`: the offline rate less this one's, as a share."""
+    """A line of the comparison. `gap`: the offline rate less this one's, as a share.
+
+    `most`: how far the gap may be from 0 to either side.
+    """
 
     name: str
     drafts: int | None
@@ -80,6 +98,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     length: float | None
     per_position: tuple[float, ...] | None
     gap: float | None = None
+    most: float | None = None
     same_outputs: int | None = None
     answered: int
     verdict: str = ""

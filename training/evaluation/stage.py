@@ -7,18 +7,22 @@ a target it takes any drafter, whoever trained it, and the workload's prompts.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from drafters.validate import check_fit
 from engines.checkpoint import check_named
-from engines.reference.config import read_config
+from harness.plan.schema import SamplingSection
+from training.evaluation.captured import walk_captured
 from training.evaluation.compare import checks, offline_row, online_row, table
 from training.evaluation.offline import walk_offline
 from training.evaluation.online import Serving, ask_engine, check_engine
-from training.evaluation.prompts import context_of, of_samples, of_workload
-from training.evaluation.records import Evaluation, HeldOut, Offline, Online
+from training.evaluation.prompts import context_of, of_samples, of_states, of_workload
+from training.evaluation.records import Evaluation, HeldOut, Offline, Online, WalkedFrom
+from training.evaluation.way import KEY, Way, way_of
 from training.files import (
     file_digest,
     folder_digest,
@@ -28,17 +32,32 @@ from training.files import (
     write_whole,
 )
 from training.folders import best_checkpoint, stage_folder
-from training.gate import Gate, require, write_gate
+from training.gate import Gate, passed_gate, require, write_gate
+from training.heads import read_facts
 from training.kept import begin_stage
 from training.plan import TrainingPlan
 from training.progress import note
 from training.shown import REPORT
+from training.states import open_source
 from training.targets import demo_prompts, target_digest, target_folder, target_identity
 from training.unchanged import unchanged_best
 
 STAGE = "evaluate"
 RESULT = "evaluation.json"
 TABLE = REPORT
+FROM: dict[WalkedFrom, str] = {
+    "engine": "the reference engine's answers and states",
+    "states": "the captured states of the held-out samples",
+}
+
+
+class Expectation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served, the held-out prompts, and how the offline walk over them is made."""
+
+    serving: Serving
+    held: list[HeldOut]
+    way: Way
+    walk: Callable[[], Offline]
 
 
 def run(plan: TrainingPlan, work: Path, *, url: str | None = None) -> Gate:
@@ -49,17 +68,26 @@ def run(plan: TrainingPlan, work: Path, *, url: str | None = None) -> Gate:
     """
     trained = unchanged_best(work)
     target, drafter = target_folder(plan), best_checkpoint(work)
-    context = context_of(plan, read_config(target).max_positions)
-    held = of_samples(plan, work, context)
-    return _run(
-        plan,
-        Serving(
-            plan=plan, target=target, drafter=drafter, k=plan.evaluate.k, context=context, url=url
-        ),
-        held,
-        stage_folder(work, "evaluate"),
-        {"train": trained.output},
+    folder = stage_folder(work, "evaluate")
+    way = way_of(plan, target, folder)
+    context = context_of(plan, read_facts(target).max_positions)
+    serving = Serving(
+        plan=plan, target=target, drafter=drafter, k=plan.evaluate.k, context=context, url=url
     )
+    inputs = {"train": trained.output}
+    if way.walked_from == "engine":
+        held = of_samples(plan, work, context)
+        return _run(_by_engine(serving, held, way), folder, inputs)
+    inputs["capture"] = passed_gate(stage_folder(work, "capture"), "capture").output
+    serving = msgspec.structs.replace(serving, greedy=plan.sampling.temperature == 0)
+    with closing(open_source(plan, work)) as source:
+        found = of_states(plan, work, source, context)
+
+        def walk() -> Offline:
+            return walk_captured(serving, found, source, way)
+
+        held = [each for each, _ in found]
+        return _run(Expectation(serving=serving, held=held, way=way, walk=walk), folder, inputs)
 
 
 def run_drafter(
@@ -80,41 +108,47 @@ def run_drafter(
     drafter = drafter.expanduser().resolve()
     check_named(drafter, "drafter")
     place = target_folder(plan)
-    context = context_of(plan, read_config(place).max_positions)
+    way = way_of(plan, place, out, states=False)
+    context = context_of(plan, read_facts(place).max_positions)
     held = of_workload(plan, place, demo_prompts(plan), context)
     serving = Serving(
         plan=plan, target=place, drafter=drafter, k=plan.evaluate.k, context=context, url=url
     )
-    return _run(plan, serving, held, out, {"drafter": folder_digest(drafter)})
+    return _run(_by_engine(serving, held, way), out, {"drafter": folder_digest(drafter)})
 
 
-def _run(
-    plan: TrainingPlan,
-    serving: Serving,
-    held: list[HeldOut],
-    folder: Path,
-    inputs: dict[str, str],
-) -> Gate:
+def _by_engine(serving: Serving, held: list[HeldOut], way: Way) -> Expectation:
+    def walk() -> Offline:
+        found = walk_offline(
+            serving.target,
+            serving.drafter,
+            held,
+            k=serving.k,
+            dtype=serving.plan.engine.dtype,
+            context=serving.context,
+        )
+        return msgspec.structs.replace(found, why=way.why)
+
+    return Expectation(serving=serving, held=held, way=way, walk=walk)
+
+
+def _run(expected: Expectation, folder: Path, inputs: dict[str, str]) -> Gate:
+    serving, held = expected.serving, expected.held
+    plan = serving.plan
     check_fit(serving.drafter, serving.target)
     for name in plan.evaluate.engines:
         check_engine(name, serving)
     of_target = target_digest(target_identity(serving.target))
     inputs = {**inputs, "prompts": _digest(held), "target": of_target}
     with locked(folder):
-        done = begin_stage(folder, STAGE, _sections(plan), inputs)
+        done = begin_stage(folder, STAGE, _sections(serving, expected.way), inputs)
         if done is not None:
             note(f"evaluate: finished already in {folder}")
             return done
         offline = read_record(folder / "offline.json", Offline, "remove it")
         if offline is None:
-            offline = walk_offline(
-                serving.target,
-                serving.drafter,
-                held,
-                k=serving.k,
-                dtype=plan.engine.dtype,
-                context=serving.context,
-            )
+            note(f"evaluate: offline from {FROM[expected.way.walked_from]}: {expected.way.why}")
+            offline = expected.walk()
             write_record(folder / "offline.json", offline)
         online = [_asked(name, serving, held, folder) for name in plan.evaluate.engines]
         return _conclude(plan, serving, folder, offline, online, inputs)
@@ -152,8 +186,7 @@ def _conclude(
         offline=offline,
         online=tuple(online),
     )
-    text = f"acceptance at k = {k}, {len(offline.answers)} held-out prompts, greedy\n"
-    text += table(rows, k)
+    text = _head(serving, offline) + table(rows, k)
     write_record(folder / RESULT, result)
     write_whole(folder / TABLE, text.encode())
     gate = Gate.of(
@@ -166,14 +199,34 @@ def _conclude(
     return require(gate, folder)
 
 
-def _sections(plan: TrainingPlan) -> dict[str, object]:
+def _head(serving: Serving, offline: Offline) -> str:
+    """What the table shows, and what its first line was walked over."""
+    how = "greedy" if offline.greedy else _sampled(serving.sampling)
+    text = f"acceptance at k = {serving.k}, {len(offline.answers)} held-out prompts, {how}\n"
+    why = f": {offline.why}" if offline.why else ""
+    return text + f"offline: {FROM[offline.walked_from]}{why}\n"
+
+
+def _sampled(sampling: SamplingSection) -> str:
+    told = {"top_p": sampling.top_p, "top_k": sampling.top_k}
+    more = [f"{name} {value:g}" for name, value in told.items() if value is not None]
+    return ", ".join([f"sampled at temperature {sampling.temperature:g}", *more])
+
+
+def _sections(serving: Serving, way: Way) -> dict[str, object]:
     """What of the plan decides the figures: how an engine is started decides none of them."""
-    return {
-        "evaluate": plan.evaluate,
+    plan = serving.plan
+    evaluate = msgspec.to_builtins(plan.evaluate)
+    del evaluate["offline"]  # the way that was taken counts
+    found = {
+        "evaluate": evaluate,
         "generate.max_tokens": plan.generate.max_tokens,
         "engine.dtype": plan.engine.dtype,
         "engine.max_model_len": plan.engine.max_model_len,
     }
+    if way.walked_from == "states":
+        found[KEY] = "states"
+    return found if serving.greedy else {**found, "sampling": plan.sampling}
 
 
 def _digest(held: list[HeldOut]) -> str:
