@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from engines.base import EngineUsageError
 from engines.install import engine_python
 from engines.kernels import Arch, KernelObject, cubin_runs, is_loaded, parse_arch, ptx_runs, scan
-from harness import doctor
+from harness.doctoring import kernels as doctor
 
 REPO = Path(__file__).resolve().parents[2]
 archs = st.builds(Arch, st.integers(3, 13), st.integers(0, 9), st.sampled_from(["", "a", "f"]))

@@ -1,0 +1,162 @@
+"""The disk: how fast the checkpoint can be read, how long that takes, and room for what is made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from harness.doctoring.finding import Finding, fail, gib, ok, unknown, warn
+
+MOST_BYTES = 256 * 2**20
+MOST_S = 2.0
+LEAST_BYTES = 16 * 2**20
+"""Of a smaller file the first reading's delay is most of the time."""
+_PIECE = 4 * 2**20
+RUN_BYTES = 2**30
+"""Room for a run's folder: records, logs and plots take far less, a long sweep may take it."""
+
+
+class ReadSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """What one reader read of one file, the page cache emptied of it before."""
+
+    file: str
+    bytes: int
+    seconds: float
+
+    @property
+    def per_s(self) -> float:
+        """Bytes a second."""
+        return self.bytes / max(self.seconds, 1e-9)
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder that is written to: what for, what is free, and what is wanted (bytes)."""
+
+    folder: str
+    purpose: str
+    free: int | None
+    wanted: int
+    least: int
+    writable: bool = True
+
+
+def read_speed(file: Path, most: int = MOST_BYTES, seconds: float = MOST_S) -> ReadSpeed | None:
+    """Read the file's beginning, at most `most` bytes or `seconds`; None where it cannot be.
+
+    Pages of it that were in memory are dropped before, as far as the file system obeys, and those
+    read are dropped again: a benchmark's memory is not to be filled with them.
+    """
+    buffer = bytearray(_PIECE)
+    done = 0
+    try:
+        with open(file, "rb", buffering=0) as stream:
+            _drop(stream.fileno())
+            begun = time.perf_counter()
+            while done < most and time.perf_counter() - begun < seconds:
+                got = stream.readinto(buffer)
+                if not got:
+                    break
+                done += got
+            took = time.perf_counter() - begun
+            _drop(stream.fileno())
+    except OSError:
+        return None
+    return ReadSpeed(file=str(file), bytes=done, seconds=took)
+
+
+def _drop(descriptor: int) -> None:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def check_read(
+    speed: ReadSpeed | None, total: int, deadline_s: float, memory: int | None
+) -> Iterator[Finding]:
+    """How long the checkpoint's `total` bytes take to be read, against the plan's patience.
+
+    `memory`: what the host has left; a checkpoint above it is read anew at each start.
+    """
+    if speed is None or not total:
+        where = "checkpoint" if speed is None else speed.file
+        yield unknown("disk", "read", where, "the reading speed was not measured")
+        return
+    if speed.bytes < LEAST_BYTES:
+        yield unknown("disk", "read", speed.file, f"{gib(speed.bytes)} are too little to tell the "
+                      "disk's speed by")  # fmt: skip
+        return
+    load_s = total / speed.per_s
+    what = (
+        f"{speed.per_s / 1e6:,.0f} MB/s ({gib(speed.bytes)} read by one reader): the checkpoint's "
+        f"{gib(total)} take {told_time(load_s)}"
+    )
+    if load_s > deadline_s:
+        yield fail("disk", "read", speed.file, f"{what}; the start is ended after "
+                   f"{told_time(deadline_s)}", "set engine.startup_deadline_s higher, or copy the "
+                   "checkpoint to a local disk")  # fmt: skip
+    elif load_s > deadline_s / 2:
+        yield warn(
+            "disk",
+            "read",
+            speed.file,
+            f"{what}: more than half of the start's {told_time(deadline_s)}",
+            "set engine.startup_deadline_s higher",
+        )
+    else:
+        yield ok("disk", "read", speed.file, what)
+    if load_s > 60 and memory is not None and total > memory:
+        yield warn("disk", "cache", speed.file, f"{gib(total)} do not fit into the {gib(memory)} of "
+                   "memory: every start reads them from the disk again",
+                   "expect each launch of the plan to take as long")  # fmt: skip
+
+
+def told_time(seconds: float) -> str:
+    """Seconds in words: 8 s, 25 min."""
+    if seconds < 1:
+        return "less than a second"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def room(folder: Path, purpose: str, wanted: int, least: int = 100 * 2**20) -> Room:
+    """What is free where `folder` lies, or would lie once it is made."""
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        free: int | None = shutil.disk_usage(place).free
+    except OSError:
+        free = None
+    return Room(
+        folder=str(folder),
+        purpose=purpose,
+        free=free,
+        wanted=wanted,
+        least=least,
+        writable=os.access(place, os.W_OK),
+    )
+
+
+def check_room(rooms: Sequence[Room]) -> Iterator[Finding]:
+    """Whether what is to be written has room: below `least` nothing goes, below `wanted` little."""
+    for place in rooms:
+        if not place.writable:
+            yield fail("disk", "writable", place.folder, f"{place.purpose} cannot be written there",
+                       "choose another folder, or change its permissions")  # fmt: skip
+        elif place.free is None:
+            yield unknown("disk", "room", place.folder, "the free space is not known")
+        elif place.free < place.least:
+            yield fail("disk", "room", place.folder, f"{gib(place.free)} are free, "
+                       f"{gib(place.wanted)} are wanted for {place.purpose}",
+                       "make room, or choose a folder on another disk")  # fmt: skip
+        elif place.free < place.wanted:
+            yield warn("disk", "room", place.folder, f"{gib(place.free)} are free, "
+                       f"{gib(place.wanted)} may be taken by {place.purpose}",
+                       "make room before a long run")  # fmt: skip
+        else:
+            yield ok(
+                "disk", "room", place.folder, f"{gib(place.free)} are free for {place.purpose}"
+            )
