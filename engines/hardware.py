@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -103,11 +104,10 @@ _PATHS = {
 """NVML's levels of the common ancestor (nvmlGpuTopologyLevel_t)."""
 
 
-def read_gpus(nvml: Any = None) -> Gpus:
-    """The GPUs of this machine. `nvml`: a library in pynvml's place; never raises."""
+def read_gpus(library: Any = None) -> Gpus:
+    """The GPUs of this machine. `library`: one in pynvml's place; never raises."""
     try:
-        if nvml is None:
-            import pynvml as nvml
+        nvml = library or import_module("pynvml")
         nvml.nvmlInit()
     except Exception as error:  # the library raises its own kinds
         return Gpus(absent=_why_none(error))

@@ -38,7 +38,14 @@ from harness.errors import UsageError
 from harness.plan.expand import load_points
 from harness.plan.load import build
 from harness.plan.schema import Plan
-from harness.prepare import Prepared, Request, check_asked, choose_profile, path_of
+from harness.prepare import (
+    Prepared,
+    Request,
+    check_asked,
+    choose_profile,
+    path_of,
+    understanding,
+)
 from harness.records import VARIANTS
 
 Tell = Callable[[str], None]
@@ -328,8 +335,10 @@ def check_engine(
 
 def _engine_says(subject: Subject) -> Iterator[Finding]:
     """What the engine's own adapter has against the plan."""
+    assert subject.target is not None
     try:
-        adapter_named(subject.engine).check(spec_of(subject))
+        with understanding(subject.target):
+            adapter_named(subject.engine).check(spec_of(subject))
     except (UsageError, EngineUsageError) as error:
         yield fail("engine", "plan", subject.engine, str(error))
     else:
@@ -399,9 +408,13 @@ def check_models(subject: Subject, tell: Tell) -> Iterator[Finding]:
         return
     tell(f"validating the drafter {subject.drafter}")
     watched = throttled(tell)
-    yield from software.check_drafter(
-        subject.drafter,
-        target,
-        subject.engine,
-        lambda name, size: watched(f"drafter: {name} ({gib(size)})"),
-    )
+    try:
+        with understanding(subject.drafter, target):
+            yield from software.check_drafter(
+                subject.drafter,
+                target,
+                subject.engine,
+                lambda name, size: watched(f"drafter: {name} ({gib(size)})"),
+            )
+    except UsageError as error:
+        yield fail("models", "drafter", str(subject.drafter), str(error))

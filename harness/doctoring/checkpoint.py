@@ -80,9 +80,8 @@ def read_checkpoint(folder: Path, tell: Tell = lambda line: None) -> CheckpointF
             tell(f"{folder.name}: header {i} of {len(names)}")
         shards.append(read_shard(folder, name))
     blobs = folder.parent.parent / "blobs"
-    unfinished = [f.name for f in folder.rglob("*.incomplete")]
-    if blobs.is_dir():
-        unfinished += [f.name for f in blobs.glob("*.incomplete")]
+    places = (folder, folder / ".cache" / "huggingface" / "download", blobs)
+    unfinished = [f.name for place in places for f in place.glob("*.incomplete")]
     return CheckpointFacts(
         folder=folder,
         shards=tuple(shards),
@@ -208,10 +207,9 @@ def check_whole(facts: CheckpointFacts, key: str) -> Iterator[Finding]:
             "finish the download, or remove them",
         )
     if facts.whole:
-        count = len(facts.shards)
-        yield ok("checkpoint", "whole", where, f"{count} file{'s' if count > 1 else ''} of weights, "
-                 f"{gib(facts.bytes)}, {len(facts.tensors)} tensors, each file as long as its "
-                 "header says")  # fmt: skip
+        yield ok("checkpoint", "whole", where, f"{len(facts.shards)} of {len(facts.shards)} files "
+                 f"of weights, {gib(facts.bytes)}, {len(facts.tensors)} tensors; each file is as "
+                 "long as its header says")  # fmt: skip
 
 
 def _misplaced(facts: CheckpointFacts) -> Iterator[Finding]:

@@ -60,8 +60,8 @@ def _each(visible: Sequence[Gpu]) -> Iterator[Finding]:
                 "end them first: they take memory, and the figures would be theirs too",
             )
         if gpu.partitioned:
-            yield warn("gpu", "mig", where, "it is split by MIG", "serve on one of its parts by its "
-                       "UUID, or have MIG switched off")  # fmt: skip
+            yield warn("gpu", "mig", where, "it is split by MIG", "serve on one of its parts by "
+                       "its UUID, or have MIG switched off")  # fmt: skip
         if gpu.uncorrected_errors:
             yield warn("gpu", "ecc", where, f"{gpu.uncorrected_errors} uncorrected memory errors "
                        "since the driver was loaded", "reset the GPU, or leave it out")  # fmt: skip

@@ -117,7 +117,7 @@ def read_cgroup(
     cpus: list[float] = []
     limits: list[tuple[int, int | None]] = []
     for line in (_text(own) or "").splitlines():
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         names = controllers.split(",") if controllers else [""]
         for name in set(names) & {"", "cpu", "memory"}:
             for folder in _upwards(root / name, path):

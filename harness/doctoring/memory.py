@@ -267,7 +267,7 @@ def need_of(spec: ServeSpec, target: Model, drafter: Model | None, concurrency: 
     terms.append(Term(name="activations", bytes=bytes_, kind="estimated", how=how))
     terms += _overhead(spec, parallel)
     return Need(
-        device="host memory" if spec.device == "cpu" else "one GPU",
+        device="the host" if spec.device == "cpu" else "one GPU",
         terms=tuple(terms),
         kv_sequence=one,
         kv_bytes=kv,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -22,11 +23,12 @@ RUN_BYTES = 2**30
 
 
 class ReadSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What one reader read of one file, the page cache emptied of it before."""
+    """What one reader read of one file. `cached`: it was in memory after all; None: not told."""
 
     file: str
     bytes: int
     seconds: float
+    cached: bool | None = None
 
     @property
     def per_s(self) -> float:
@@ -56,6 +58,7 @@ def read_speed(file: Path, most: int = MOST_BYTES, seconds: float = MOST_S) -> R
     try:
         with open(file, "rb", buffering=0) as stream:
             _drop(stream.fileno())
+            cached = in_memory(stream.fileno(), most)
             begun = time.perf_counter()
             while done < most and time.perf_counter() - begun < seconds:
                 got = stream.readinto(buffer)
@@ -66,7 +69,25 @@ def read_speed(file: Path, most: int = MOST_BYTES, seconds: float = MOST_S) -> R
             _drop(stream.fileno())
     except OSError:
         return None
-    return ReadSpeed(file=str(file), bytes=done, seconds=took)
+    return ReadSpeed(file=str(file), bytes=done, seconds=took, cached=cached)
+
+
+def in_memory(descriptor: int, most: int = MOST_BYTES) -> bool | None:
+    """Whether some page of the beginning can be had without waiting; None where nobody can tell.
+
+    Pages that another process has mapped, and those of a file system in memory, stay.
+    """
+    if not hasattr(os, "RWF_NOWAIT"):
+        return None
+    size = min(most, os.fstat(descriptor).st_size)
+    try:
+        for offset in range(0, size, max(1, size // 8)):
+            with contextlib.suppress(BlockingIOError):
+                if os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT):
+                    return True
+    except OSError:  # not every file system knows the question
+        return None
+    return False
 
 
 def _drop(descriptor: int) -> None:
@@ -89,6 +110,15 @@ def check_read(
         yield unknown("disk", "read", speed.file, f"{gib(speed.bytes)} are too little to tell the "
                       "disk's speed by")  # fmt: skip
         return
+    if speed.cached:
+        yield unknown(
+            "disk",
+            "read",
+            speed.file,
+            "it stays in memory (another process uses it, or "
+            "the file system is one in memory): the disk's speed was not measured",
+        )
+        return
     load_s = total / speed.per_s
     what = (
         f"{speed.per_s / 1e6:,.0f} MB/s ({gib(speed.bytes)} read by one reader): the checkpoint's "
@@ -109,8 +139,8 @@ def check_read(
     else:
         yield ok("disk", "read", speed.file, what)
     if load_s > 60 and memory is not None and total > memory:
-        yield warn("disk", "cache", speed.file, f"{gib(total)} do not fit into the {gib(memory)} of "
-                   "memory: every start reads them from the disk again",
+        yield warn("disk", "cache", speed.file, f"{gib(total)} do not fit into the {gib(memory)} "
+                   "of memory: every start reads them from the disk again",
                    "expect each launch of the plan to take as long")  # fmt: skip
 
 

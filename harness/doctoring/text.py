@@ -35,10 +35,11 @@ def _lines(finding: Finding) -> list[str]:
 
 def table(need: Need) -> list[str]:
     """The terms of one device's memory."""
-    rows = [(t.name, gib(t.bytes), t.kind, t.how) for t in need.terms]
+    rows: list[tuple[str, str, str, str]] = []
+    rows += [(t.name, gib(t.bytes), t.kind, t.how) for t in need.terms]
     rows.append(("in all", gib(need.total), "", ""))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = [f"memory of {need.device}:"]
+    lines = [f"memory of {need.device}, computed beforehand:"]
     for name, size, kind, how in rows:
         cells = f"  {name:<{widths[0]}}  {size:>{widths[1]}}  {kind:<{widths[2]}}  {how}"
         lines.append(cells.rstrip())
