@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import shutil
 import time
@@ -17,6 +18,7 @@ MOST_BYTES = 256 * 2**20
 MOST_S = 2.0
 LEAST_BYTES = 16 * 2**20
 """Of a smaller file the first reading's delay is most of the time."""
+SAMPLES, TRIES = 16, 3
 _PIECE = 4 * 2**20
 RUN_BYTES = 2**30
 """Room for a run's folder: records, logs and plots take far less, a long sweep may take it."""
@@ -50,44 +52,71 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 def read_speed(file: Path, most: int = MOST_BYTES, seconds: float = MOST_S) -> ReadSpeed | None:
     """Read the file's beginning, at most `most` bytes or `seconds`; None where it cannot be.
 
-    Pages of it that were in memory are dropped before, as far as the file system obeys, and those
-    read are dropped again: a benchmark's memory is not to be filled with them.
+    Pages of it that were in memory are dropped before, and those read are dropped again: a
+    benchmark's memory is not to be filled with them. Where they stay, since another process has
+    mapped them, it is read past the page cache (O_DIRECT), if the file system can.
     """
-    buffer = bytearray(_PIECE)
-    done = 0
     try:
         with open(file, "rb", buffering=0) as stream:
-            _drop(stream.fileno())
-            cached = in_memory(stream.fileno(), most)
-            begun = time.perf_counter()
-            while done < most and time.perf_counter() - begun < seconds:
-                got = stream.readinto(buffer)
-                if not got:
-                    break
-                done += got
-            took = time.perf_counter() - begun
+            cached = _dropped(stream.fileno(), most)
+            if cached and hasattr(os, "O_DIRECT"):
+                with contextlib.suppress(OSError):
+                    direct = os.open(file, os.O_RDONLY | os.O_DIRECT)
+                    try:
+                        return _timed(str(file), direct, most, seconds)
+                    finally:
+                        os.close(direct)
+            speed = _timed(str(file), stream.fileno(), most, seconds)
             _drop(stream.fileno())
     except OSError:
         return None
-    return ReadSpeed(file=str(file), bytes=done, seconds=took, cached=cached)
+    return msgspec.structs.replace(speed, cached=cached)
+
+
+def _timed(file: str, descriptor: int, most: int, seconds: float) -> ReadSpeed:
+    done, begun = 0, time.perf_counter()
+    with mmap.mmap(-1, _PIECE) as buffer:  # at a page's beginning, as O_DIRECT wants it
+        while done < most and time.perf_counter() - begun < seconds:
+            got = os.readv(descriptor, [buffer])
+            done += got
+            if got < _PIECE:
+                break
+    return ReadSpeed(file=file, bytes=done, seconds=time.perf_counter() - begun, cached=False)
 
 
 def in_memory(descriptor: int, most: int = MOST_BYTES) -> bool | None:
-    """Whether some page of the beginning can be had without waiting; None where nobody can tell.
+    """Whether most of the beginning can be had without waiting; None where nobody can tell.
 
     Pages that another process has mapped, and those of a file system in memory, stay.
     """
     if not hasattr(os, "RWF_NOWAIT"):
         return None
     size = min(most, os.fstat(descriptor).st_size)
-    try:
-        for offset in range(0, size, max(1, size // 8)):
-            with contextlib.suppress(BlockingIOError):
-                if os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT):
-                    return True
-    except OSError:  # not every file system knows the question
-        return None
-    return False
+    held = 0
+    for i in range(SAMPLES):
+        try:
+            held += os.preadv(descriptor, [bytearray(1)], i * size // SAMPLES, os.RWF_NOWAIT)
+        except BlockingIOError:
+            pass
+        except OSError:  # not every file system knows the question
+            return None
+    return held > SAMPLES // 2
+
+
+def _dropped(descriptor: int, most: int) -> bool | None:
+    """Drop the file's pages and see whether they went; pages read a moment ago want a second try.
+
+    Asking may fetch a page, so they are dropped once more at the end.
+    """
+    cached = None
+    for _ in range(TRIES):
+        _drop(descriptor)
+        cached = in_memory(descriptor, most)
+        if not cached:
+            break
+        time.sleep(0.05)
+    _drop(descriptor)
+    return cached
 
 
 def _drop(descriptor: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import socket
 from pathlib import Path
@@ -336,6 +337,22 @@ def test_a_file_is_read_no_further_than_it_may(tmp_path: Path) -> None:
     speed = storage.read_speed(file, most=9 * 2**20)
     assert speed is not None and 9 * 2**20 <= speed.bytes <= 12 * 2**20
     assert storage.read_speed(tmp_path / "none") is None
+
+
+def test_a_file_that_another_process_holds_is_read_past_memory_or_said_to_be_there(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(os.urandom(2**22))
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
+            assert sum(held[:: mmap.PAGESIZE]) > 0  # every page is mapped now
+            if not storage.in_memory(stream.fileno()):
+                pytest.skip("this file system does not tell what is in memory")
+            speed = storage.read_speed(file)
+            assert speed is not None and speed.bytes == 2**22
+            assert storage.in_memory(stream.fileno())  # it had to be read some other way
 
 
 def reading(per_s: float, **changes: Any) -> storage.ReadSpeed:
