@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,17 @@ from engines.base import EngineUsageError, ServeSpec
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
 from engines.hardware import Gpu, Gpus, gpus_here
+from engines.vllm import CPU_KV_CACHE_GIB
 from harness.doctoring import software
-from harness.doctoring.checkpoint import CheckpointFacts, check_sums, check_whole, read_checkpoint
-from harness.doctoring.finding import Finding, fail, gib, ok, ordered, unknown, warn
+from harness.doctoring.checkpoint import (
+    CheckpointFacts,
+    check_sums,
+    check_target,
+    check_whole,
+    read_checkpoint,
+)
+from harness.doctoring.finding import Finding, fail, gib, ok, ordered, unknown
 from harness.doctoring.gpus import check_gpus
-from harness.doctoring.kernels import coverage
 from harness.doctoring.machine import MachineFacts, check_machine, read_machine
 from harness.doctoring.memory import (
     Model,
@@ -33,6 +39,7 @@ from harness.doctoring.memory import (
     usable_bytes,
 )
 from harness.doctoring.storage import RUN_BYTES, Room, check_read, check_room, read_speed, room
+from harness.doctoring.telling import Tell, throttled
 from harness.doctoring.text import text_of
 from harness.errors import UsageError
 from harness.plan.expand import load_points
@@ -48,9 +55,6 @@ from harness.prepare import (
 )
 from harness.records import VARIANTS
 
-Tell = Callable[[str], None]
-QUIET_S = 5.0
-"""Reading tells of itself so often."""
 UNMADE_BYTES = 2**30
 """Room for the demo pair and the caches that an engine compiles into."""
 
@@ -99,6 +103,10 @@ def doctor(request: Request, tell: Tell, *, checksums: bool = False) -> Report:
         target = read_checkpoint(subject.target, throttled(tell))
         findings += check_target(target, checksums, tell)
         findings += check_disk(target, plan, machine, tell)
+    if subject.drafter is not None and subject.drafter.is_dir():
+        drafter = read_checkpoint(subject.drafter)
+        findings += check_whole(drafter, "drafter.path")
+        findings += check_sums(drafter, checksums, tell) if drafter.sums else ()
     wanted = _devices(subject)
     ranks = max(1, wanted)
     connections = most_under_way(plan) or 1024
@@ -131,9 +139,11 @@ def subject_of(request: Request) -> Subject:
                          "ask the doctor on its machine for vllm or sglang")  # fmt: skip
     source, why = choose_profile(request, engine)
     plan = build(source, engine, list(request.sets))
-    check_asked(request, plan, request.variants or VARIANTS)
     target, drafter = plan.target.path, plan.drafter.path
-    pair = _demo_pair(plan) if target is None else None
+    pair = None
+    if target is None:
+        check_asked(request, plan, request.variants or VARIANTS)
+        pair = _demo_pair(plan)
     return Subject(
         engine=engine,
         why=why,
@@ -192,37 +202,6 @@ def most_under_way(plan: Plan) -> int | None:
     return max(point.concurrency or 1 for point in points)
 
 
-def throttled(tell: Tell) -> Tell:
-    """`tell`, but not more often than every `QUIET_S` seconds."""
-    last = time.monotonic()
-
-    def told(line: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= QUIET_S:
-            last = time.monotonic()
-            tell(line)
-
-    return told
-
-
-def check_target(facts: CheckpointFacts, checksums: bool, tell: Tell) -> Iterator[Finding]:
-    """The target's folder: its config, its files, its checksums."""
-    folder = facts.folder
-    if not folder.is_dir():
-        yield fail("checkpoint", "folder", str(folder), "there is no such folder",
-                   "set target.path to the folder of a checkpoint")  # fmt: skip
-        return
-    try:
-        read_json(folder / "config.json")
-    except EngineUsageError as error:
-        what = str(error).removeprefix(f"{folder / 'config.json'}: ")
-        yield fail("checkpoint", "config", str(folder / "config.json"), what)
-    yield from check_whole(facts, "target.path")
-    if facts.sums and checksums:
-        tell(f"summing {len(facts.sums)} files of {folder}")
-    yield from check_sums(facts, checksums, tell)
-
-
 def check_disk(
     facts: CheckpointFacts, plan: Plan, machine: MachineFacts, tell: Tell
 ) -> Iterator[Finding]:
@@ -262,6 +241,8 @@ def check_fitting(
                             "run `python -m training demo`, or a run makes it")]  # fmt: skip
     try:
         spec = spec_of(subject)
+        if subject.engine == "vllm" and spec.device == "cpu" and spec.kv_cache_gib is None:
+            spec = replace(spec, kv_cache_gib=CPU_KV_CACHE_GIB)  # as its adapter asks
         need = need_of(spec, *_models(subject, target), most_under_way(subject.plan))
     except (UsageError, EngineUsageError, DrafterError) as error:
         return (), [unknown("memory", "fits", str(target.folder), str(error))]
@@ -328,7 +309,7 @@ def check_engine(
         told = ", ".join(f"{n} {v}" for n, v in other.versions.items()) or other.problem or "there"
         yield ok("engine", "others", f"environment {other.name}", f"not needed here: {told}")
     for looked in [found] if found is not None else others:
-        yield from check_kernels(looked, visible, tell)
+        yield from software.check_kernels(looked, visible, tell)
     if subject.target is not None and (found is None or found.problem is None):
         yield from _engine_says(subject)
 
@@ -343,38 +324,6 @@ def _engine_says(subject: Subject) -> Iterator[Finding]:
         yield fail("engine", "plan", subject.engine, str(error))
     else:
         yield ok("engine", "plan", subject.engine, "it can be asked to serve this plan")
-
-
-def check_kernels(
-    found: software.Environment, visible: tuple[Gpu, ...], tell: Tell
-) -> Iterator[Finding]:
-    """Whether the environment's device code covers each kind of GPU at hand; none: nothing said."""
-    from engines.kernels import parse_arch, scan
-
-    kinds = sorted({gpu.capability for gpu in visible if gpu.capability})
-    folders = software.kernel_folders(found)
-    if not kinds or not folders:
-        return
-    told = throttled(tell)
-    for folder in folders:
-        covered = 0
-        try:
-            for kernel in scan(folder):
-                told(f"{kernel.path}: read")
-                held = [coverage(kernel, parse_arch(kind)) for kind in kinds]
-                bad = next((h for h in held if h.fails), None) or next(
-                    (h for h in held if h.note and h.loaded), None
-                )
-                covered += bad is None
-                if bad is not None:
-                    say = fail if bad.fails else warn
-                    yield say("kernels", "coverage", f"{folder / bad.path}", bad.note)
-        except EngineUsageError as error:
-            yield unknown("kernels", "coverage", str(folder), str(error))
-            continue
-        if covered:
-            yield ok("kernels", "coverage", str(folder), f"{covered} objects have code for "
-                     f"{', '.join(kinds)}")  # fmt: skip
 
 
 def check_models(subject: Subject, tell: Tell) -> Iterator[Finding]:

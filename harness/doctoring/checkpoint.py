@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from drafters.headers import TensorHeader, read_header
 from drafters.spec import DrafterError
+from engines.base import EngineUsageError
+from engines.checkpoint import read_json
 from harness.doctoring.finding import Finding, fail, gib, ok, unknown, warn
+from harness.doctoring.telling import Tell
 
-Tell = Callable[[str], None]
 INDEX = "model.safetensors.index.json"
 SUMMED_UNASKED = 256 * 2**20
 """Checksums of so many bytes in all are verified without being asked for."""
@@ -181,6 +183,24 @@ def listed_sums(folder: Path) -> dict[str, str]:
             if found and not name.startswith("/") and ".." not in Path(name).parts:
                 sums[name] = f"sha256:{found[1].lower()}"
     return sums
+
+
+def check_target(facts: CheckpointFacts, checksums: bool, tell: Tell) -> Iterator[Finding]:
+    """The target's folder: its config, its files, its checksums."""
+    folder = facts.folder
+    if not folder.is_dir():
+        yield fail("checkpoint", "folder", str(folder), "there is no such folder",
+                   "set target.path to the folder of a checkpoint")  # fmt: skip
+        return
+    try:
+        read_json(folder / "config.json")
+    except EngineUsageError as error:
+        what = str(error).removeprefix(f"{folder / 'config.json'}: ")
+        yield fail("checkpoint", "config", str(folder / "config.json"), what)
+    yield from check_whole(facts, "target.path")
+    if facts.sums and checksums:
+        tell(f"summing {len(facts.sums)} files of {folder}")
+    yield from check_sums(facts, checksums, tell)
 
 
 def check_whole(facts: CheckpointFacts, key: str) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,14 +14,16 @@ from drafters.engines import ENGINES, Engine
 from drafters.spec import DrafterError
 from drafters.validate import validate
 from engines.base import EngineUsageError
-from engines.hardware import Gpus
+from engines.hardware import Gpu, Gpus
 from engines.install import RECIPES, engine_python, environments_root, state, versions
+from engines.kernels import parse_arch, scan
 from engines.process import check_port
 from harness.doctoring.finding import Finding, fail, ok, unknown, warn
+from harness.doctoring.kernels import coverage
+from harness.doctoring.telling import Tell, throttled
 from harness.errors import UsageError, one_line
 from harness.load.prompts.tokens import TargetTokenizer
 
-Tell = Callable[[str], None]
 _CUDA = re.compile(r"^cuda\b[^=]*=\s*['\"](\d+)\.(\d+)", re.M)
 KERNEL_PACKAGES = (
     *("sgl_kernel", "vllm", "flash_attn", "flash_attn_3", "vllm_flash_attn", "flash_mla"),
@@ -151,6 +153,34 @@ def kernel_folders(found: Environment) -> list[Path]:
     base = os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()
     folders.append(Path(base) / ".cache" / "flashinfer")
     return [folder for folder in folders if folder.is_dir()]
+
+
+def check_kernels(found: Environment, visible: Sequence[Gpu], tell: Tell) -> Iterator[Finding]:
+    """Whether the environment's device code covers each kind of GPU at hand; none: nothing said."""
+    kinds = sorted({gpu.capability for gpu in visible if gpu.capability})
+    folders = kernel_folders(found)
+    if not kinds or not folders:
+        return
+    told = throttled(tell)
+    for folder in folders:
+        covered = 0
+        try:
+            for kernel in scan(folder):
+                told(f"{kernel.path}: read")
+                held = [coverage(kernel, parse_arch(kind)) for kind in kinds]
+                bad = next((h for h in held if h.fails), None) or next(
+                    (h for h in held if h.note and h.loaded), None
+                )
+                covered += bad is None
+                if bad is not None:
+                    say = fail if bad.fails else warn
+                    yield say("kernels", "coverage", f"{folder / bad.path}", bad.note)
+        except EngineUsageError as error:
+            yield unknown("kernels", "coverage", str(folder), str(error))
+            continue
+        if covered:
+            yield ok("kernels", "coverage", str(folder), f"{covered} objects have code for "
+                     f"{', '.join(kinds)}")  # fmt: skip
 
 
 def port_holder(port: int) -> str | None:

@@ -17,9 +17,8 @@ from engines.base import EngineUsageError
 from engines.hardware import Gpu
 from engines.install import engine_python
 from engines.kernels import Arch, KernelObject, cubin_runs, is_loaded, parse_arch, ptx_runs, scan
-from harness.doctor import check_kernels
 from harness.doctoring import kernels as doctor
-from harness.doctoring.software import Environment
+from harness.doctoring.software import Environment, check_kernels
 
 REPO = Path(__file__).resolve().parents[2]
 archs = st.builds(Arch, st.integers(3, 13), st.integers(0, 9), st.sampled_from(["", "a", "f"]))
