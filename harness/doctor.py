@@ -31,6 +31,7 @@ from harness.doctoring.machine import MachineFacts, check_machine, read_machine
 from harness.doctoring.memory import (
     Model,
     Need,
+    argument,
     check_free,
     check_memory,
     drafter_config,
@@ -53,6 +54,7 @@ from harness.prepare import (
     path_of,
     understanding,
 )
+from harness.prepare import check_tokenizer as has_tokenizer
 from harness.records import VARIANTS
 
 UNMADE_BYTES = 2**30
@@ -182,16 +184,18 @@ def spec_of(subject: Subject) -> ServeSpec:
 
 
 def _devices(subject: Subject) -> int:
-    """How many GPUs serve together; 0 for a CPU's plan."""
-    if subject.plan.engine.device == "cpu":
+    """How many GPUs of this machine serve together; 0 for a CPU's plan."""
+    engine = subject.plan.engine
+    if engine.device == "cpu":
         return 0
     if subject.target is None:
-        return subject.plan.engine.tensor_parallel
+        return engine.tensor_parallel
     try:
         parallel = parallel_of(spec_of(subject))
     except (UsageError, EngineUsageError):
-        return subject.plan.engine.tensor_parallel
-    return parallel.tensor * parallel.pipeline
+        return engine.tensor_parallel
+    nodes: int = getattr(engine, "nodes", 1)  # a plan of several machines has its share here
+    return max(1, parallel.tensor * parallel.pipeline // nodes)
 
 
 def most_under_way(plan: Plan) -> int | None:
@@ -326,6 +330,27 @@ def _engine_says(subject: Subject) -> Iterator[Finding]:
         yield ok("engine", "plan", subject.engine, "it can be asked to serve this plan")
 
 
+def check_tokenizer(subject: Subject, target: Path) -> Iterator[Finding]:
+    """The target's tokenizer and chat template, unless the plan takes one from elsewhere."""
+    plan = subject.plan
+    try:
+        arguments = spec_of(subject).extra_args
+    except (UsageError, EngineUsageError):  # told of the engine already
+        arguments = plan.engine.extra_args
+    given = argument(arguments, "--tokenizer", "--tokenizer-path", "--skip-tokenizer-init")
+    if given is not None:
+        yield unknown("models", "tokenizer", given, "the engine is given one of its own, which was "
+                      "not looked at")  # fmt: skip
+        return
+    try:
+        has_tokenizer(target)
+    except UsageError as error:
+        yield fail("models", "tokenizer", str(target), str(error))
+        return
+    chat = plan.workload.endpoint == "chat"
+    yield from software.check_tokenizer(target, plan.engine.trust_remote_code, chat)
+
+
 def check_models(subject: Subject, tell: Tell) -> Iterator[Finding]:
     """The tokenizer, the chat template, and the drafter."""
     target, plan = subject.target, subject.plan
@@ -338,10 +363,9 @@ def check_models(subject: Subject, tell: Tell) -> Iterator[Finding]:
             "run `python -m training demo`",
         )
         return
-    if target.is_dir():
+    if (target / "config.json").is_file():
         tell("loading the tokenizer")
-        chat = plan.workload.endpoint == "chat"
-        yield from software.check_tokenizer(target, plan.engine.trust_remote_code, chat)
+        yield from check_tokenizer(subject, target)
     if subject.drafter is None:
         yield unknown(
             "models",

@@ -53,5 +53,5 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def gib(size: float) -> str:
-    """Bytes in GiB, in MiB where that is less than a tenth."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"
+    """Bytes in GiB, in MiB where that is less than one."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -216,7 +216,8 @@ def check_tokenizer(folder: Path, trust_remote_code: bool, template: bool) -> It
     """Whether the tokenizer loads and gives a text back, and the chat template can be applied.
 
     `template`: the plan's requests are chats. The folder's own code is run only if the plan
-    trusts it.
+    trusts it. What is no `tokenizer.json` may want packages that are the engine's alone, so that
+    it proves nothing if it cannot be loaded here.
     """
     where = str(folder)
     tokens = TargetTokenizer(folder, trust_remote_code=trust_remote_code)
@@ -225,9 +226,11 @@ def check_tokenizer(folder: Path, trust_remote_code: bool, template: bool) -> It
         ids = tokens.encode(said)
         back = tokens.decode(ids)
     except UsageError as error:
-        yield fail(
-            "models", "tokenizer", where, _told(error, folder), "fetch the tokenizer's files"
-        )
+        if (folder / "tokenizer.json").is_file():
+            yield fail("models", "tokenizer", where, _told(error, folder), "fetch its files again")
+        else:
+            yield unknown("models", "tokenizer", where, "it cannot be loaded in this environment: "
+                          f"{_told(error, folder)}")  # fmt: skip
         return
     if back.split() != said.split():
         yield warn("models", "tokenizer", where, f"it gives {one_line(back, 60)!r} back for "

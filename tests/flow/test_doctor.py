@@ -51,6 +51,8 @@ def test_the_demo_and_what_is_broken_of_it(demo_pair: Path, tmp_path: Path) -> N
     weights_file = target / "model.safetensors"
     os.truncate(weights_file, weights_file.stat().st_size - 100)
     edit(drafter, target_hidden_size=17)
+    (target / "tokenizer.json").unlink()
+    (target / "tokenizer_config.json").unlink()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -59,7 +61,7 @@ def test_the_demo_and_what_is_broken_of_it(demo_pair: Path, tmp_path: Path) -> N
         told = doctor.doctor(Request(sets=tuple(sets), out=tmp_path), lambda line: None)
     wrong = {f.code: f for f in told.findings if f.severity == "fail"}
     assert told.fails and told.findings[0].severity == "fail"
-    assert {"shard", "port"} <= set(wrong)
+    assert {"shard", "port", "tokenizer"} <= set(wrong)
     assert any(name.startswith("drafter") for name in wrong)
     assert wrong["shard"].where == str(weights_file) and "cut off" in wrong["shard"].what
 

@@ -582,7 +582,9 @@ def test_a_taken_port_and_who_holds_it() -> None:
     assert software.check_ports("127.0.0.1", None).severity == "ok"
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_and_one_that_only_the_engine_may_load(tmp_path: Path) -> None:
+    assert codes(software.check_tokenizer(tmp_path, False, True), "unknown") == ["tokenizer"]
+    (tmp_path / "tokenizer.json").write_text("{")
     assert codes(software.check_tokenizer(tmp_path, False, True), "fail") == ["tokenizer"]
 
 
