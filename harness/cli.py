@@ -288,23 +288,52 @@ def calibrate(
 
 @app.command()
 def doctor(
+    profile: Profile = None,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="reference, vllm or sglang.")
+    ] = "reference",
+    set_: parameters.Sets = None,
     kernels: Annotated[
-        Path, typer.Option(metavar="PATH", help="A wheel, a folder or a shared object.")
-    ],
+        Path | None,
+        typer.Option(metavar="PATH", help="Only this: a wheel, a folder or a shared object."),
+    ] = None,
     arch: Annotated[
-        str, typer.Option(metavar="CC", help="The GPU's compute capability, such as 12.0.")
-    ],
+        str | None,
+        typer.Option(metavar="CC", help="With --kernels: a compute capability, such as 12.0."),
+    ] = None,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Verify every known checksum; reads every byte.")
+    ] = False,
+    out: Out = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say which kernels of a package have code for a GPU. Exit 1 if something would fail."""
-    from harness.doctor import kernels as look
-    from harness.doctor import text_of
+    """Say what would fail on this machine, before anything is started. Exit 1 if something would.
+
+    With no options: the machine, and the demo.
+    """
     from harness.measure.store import to_json
 
-    report = look(kernels, arch, complain)
-    sys.stdout.write(to_json(report).decode() if as_json else text_of(report))
+    if kernels is None and arch is not None:
+        raise UsageError("--arch goes with --kernels PATH")
+    if kernels is not None:
+        from harness.doctoring.kernels import kernels as look
+        from harness.doctoring.kernels import text_of
+
+        if arch is None:
+            raise UsageError("--kernels: give --arch as well, such as --arch 12.0")
+        coverage = look(kernels, arch, complain)
+        text, fails = to_json(coverage).decode() if as_json else text_of(coverage), coverage.fails
+    else:
+        from harness.doctor import doctor as do_doctor
+
+        sets = list(set_ or ())
+        report = do_doctor(
+            request_of([engine], profile, None, None, out, sets), complain, checksums=checksums
+        )
+        text, fails = to_json(report).decode() if as_json else report.text(), report.fails
+    sys.stdout.write(text)
     sys.stdout.flush()
-    raise typer.Exit(1 if report.fails else 0)
+    raise typer.Exit(1 if fails else 0)
 
 
 for _command in (*app.registered_commands, *engines_app.registered_commands):

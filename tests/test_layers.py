@@ -46,6 +46,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("harness.report", "harness.analyse", "harness.measure.columns"),
         *("harness.measure.metrics", "harness.measure.parquet", *SHARED),
     ),
+    "harness.doctoring": (
+        *("harness.doctoring", "engines", "drafters", "harness.load.prompts.tokens", *SHARED),
+    ),
     "harness.diagnose": ("harness.diagnose", "harness.analyse", *SHARED),
     "harness.diagnose.experiments": (
         *("harness.diagnose", "engines", "drafters", "harness.load", "harness.measure"),

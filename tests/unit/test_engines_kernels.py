@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.base import EngineUsageError
+from engines.hardware import Gpu
 from engines.install import engine_python
 from engines.kernels import Arch, KernelObject, cubin_runs, is_loaded, parse_arch, ptx_runs, scan
-from harness import doctor
+from harness.doctoring import kernels as doctor
+from harness.doctoring.software import Environment, check_kernels
 
 REPO = Path(__file__).resolve().parents[2]
 archs = st.builds(Arch, st.integers(3, 13), st.integers(0, 9), st.sampled_from(["", "a", "f"]))
@@ -161,6 +163,27 @@ def test_real_device_code_is_listed_in_a_folder_and_in_a_wheel(tmp_path: Path) -
     assert not report.fails
     assert doctor.kernels(wheel, "12.1", lambda line: None).fails
     assert not doctor.kernels(wheel, "8.9", lambda line: None).fails
+
+
+@pytest.mark.engine
+def test_the_kernels_of_an_environment_are_held_against_the_gpus_at_hand(tmp_path: Path) -> None:
+    ptxas, hopper = _ptxas(), parse_arch("9.0a")
+    folder = tmp_path / "site" / "sgl_kernel"
+    (folder / "sm100").mkdir(parents=True)
+    blob = _shared_object(_fat_binary([(hopper, _cubin(ptxas, tmp_path, hopper))]))
+    (folder / "flash_ops.abi3.so").write_bytes(blob)
+    found = Environment(name="sglang", state="ready", site=tmp_path / "site")
+    blackwell = Gpu(index=0, name="RTX PRO 6000", capability="12.0")
+
+    def told(*gpus: Gpu) -> list[tuple[str, str]]:
+        checks = check_kernels(found, gpus, lambda line: None)
+        return [(f.severity, f.where) for f in checks if f.where.startswith(str(folder))]
+
+    assert told() == []
+    assert told(Gpu(index=0, name="H200", capability="9.0")) == [("ok", str(folder))]
+    assert told(blackwell) == [("warn", str(folder / "flash_ops.abi3.so"))]
+    (folder / "sm100" / "common_ops.abi3.so").write_bytes(blob)
+    assert ("fail", str(folder / "sm100" / "common_ops.abi3.so")) in told(blackwell)
 
 
 @pytest.mark.engine

@@ -66,7 +66,7 @@ def help_of(*words: str) -> str:
 
 
 COMMANDS = (
-    ("run",), ("capacity",), ("resume",), ("analyse",), ("report",), ("calibrate",),
+    ("run",), ("capacity",), ("resume",), ("analyse",), ("report",), ("calibrate",), ("doctor",),
     ("engines", "list"), ("engines", "show"), ("engines", "install"),
 )  # fmt: skip
 
