@@ -285,6 +285,6 @@ def test_help_and_engines_list(
     code, out, _ = run_cli(["engines", "list"], capsys, monkeypatch)
     assert code == 0
     assert "reference" in out
-    code, out, _ = run_cli(["engines", "show", "demo"], capsys, monkeypatch)
+    code, out, _ = run_cli(["engines", "show", "demo", "--plan"], capsys, monkeypatch)
     assert code == 0
     assert json.loads(out)["speculative"]["k"] == 3
