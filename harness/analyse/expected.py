@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
-from harness.analyse.acceptance import estimates, pooled_acceptance
-from harness.analyse.data import RunData
-from harness.analyse.requests import drafted_a_step
+from harness.analyse.acceptance import pooled_acceptance
+from harness.analyse.data import CellData, RunData
+from harness.analyse.ratio import ratio
+from harness.analyse.requests import columns, drafted_a_step
 from harness.errors import one_line
-from harness.findings import Acceptance, Caution, Estimate
+from harness.findings import Caution
 from harness.measure.table import RequestTable
 
 FEWEST_DRAFTS = 100
@@ -43,9 +44,7 @@ def expected_caution(run: RunData, engine: str) -> Caution | None:
     band = band_of(plan, k)
     if band is None:
         return None
-    told = estimates(RequestTable.join([c.ok for c in cells]))
-    low, high = _bounds(found, None if told is None else told.length)
-    if high >= band.low and low <= band.high:
+    if band.low <= found.length <= band.high or _may_lie_in(band, cells, found.length):
         return None
     drafter = plan["drafter"].get("model") or "the profile's drafter"
     return Caution(
@@ -104,12 +103,15 @@ def _said(figures: Sequence[dict[str, Any]]) -> str:
     return f"{min(lengths):g} to {max(lengths):g} on {sets} ({first['source']})"
 
 
-def _bounds(found: Acceptance, length: Estimate | None) -> tuple[float, float]:
-    """The interval of the acceptance length; the figure itself where it has none."""
-    assert found.length is not None
-    if length is None or length.low is None or length.high is None:
-        return found.length, found.length
-    return min(length.low, found.length), max(length.high, found.length)
+def _may_lie_in(band: Band, cells: Sequence[CellData], length: float) -> bool:
+    """Whether the interval over requests reaches into the band; the figure itself does not."""
+    c = columns(RequestTable.join([c.ok for c in cells]))
+    if c is None or not c.drafts.sum():
+        return False
+    told = ratio(c.summed(c.accepted), c.summed(c.drafts), offset=1, most=c.longest)
+    if told.low is None or told.high is None:
+        return False
+    return told.high >= band.low if length < band.low else told.low <= band.high
 
 
 def _advice(low: bool) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from harness_records import cell, run_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_harness_acceptance import made_of
 
@@ -130,6 +130,7 @@ def test_baselines_and_runs_of_before_have_none() -> None:
     assert expected_caution(old, "reference") is None
 
 
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 3), min_size=10, max_size=40))
 def test_none_is_said_where_the_figure_lies_in_the_band(accepted: list[int]) -> None:
     plan = plan_of()
