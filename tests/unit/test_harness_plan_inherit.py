@@ -203,3 +203,16 @@ def test_parts_are_no_profiles() -> None:
         used.update([names] if isinstance(names, str) else names)
     parts = {f"parts/{path.stem}" for path in (PROFILES / "parts").glob("*.toml")}
     assert parts <= used
+
+
+def test_the_pages_example_is_a_profile(tmp_path: Path, repo: Path) -> None:
+    page = (repo / "docs" / "profiles.md").read_text(encoding="utf-8")
+    write(tmp_path, mine=page.partition("```toml\n")[2].partition("```")[0])
+    flags = plan_of(tmp_path, "mine").engine.flags
+    assert flags["--language-model-only"].value is False
+    assert flags["--kv-cache-dtype"].source == "our ticket 12"
+
+
+def test_the_page_lists_every_profile(repo: Path) -> None:
+    page = (repo / "docs" / "profiles.md").read_text(encoding="utf-8")
+    assert not [name for name in profile_names() if f"`{name}`" not in page]
