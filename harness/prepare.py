@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,6 +21,7 @@ from engines.base import Adapter, EngineUsageError, ServeSpec
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
 from engines.process import check_port, free_port
+from harness.choose import choose_profile
 from harness.errors import EngineFailure, UsageError, one_line
 from harness.load.prompts.datasets import (
     MADE,
@@ -35,7 +35,7 @@ from harness.load.schedule.trace import Trace, read_trace
 from harness.load.streaming.client import check_prompts
 from harness.load.streaming.pool import check_client
 from harness.plan.expand import expand, load_points
-from harness.plan.load import FOR_ENGINE, Source, build, parse_set, put, read_profile, set_to_none
+from harness.plan.load import build, set_to_none
 from harness.plan.schema import Plan
 from harness.plan.serve import most_sequences, serve_spec
 from harness.records import VARIANTS, Cell, Variant
@@ -304,32 +304,6 @@ def _check_served(prepared: Prepared, variants: tuple[Variant, ...]) -> None:
         spec = prepared.spec(variant)
         with understanding(prepared.target):
             prepared.adapter.check(spec)
-
-
-def choose_profile(request: Request, engine: str) -> tuple[Source, str]:
-    """The profile asked for, or the one that fits; and why, to be printed."""
-    if request.profile is not None:
-        source = read_profile(request.profile)
-        check_engine_parts(source)
-        return source, f"profile {source.name}"
-    if request.urls:
-        return read_profile("attach"), "profile attach: the servers run already"
-    said: dict[str, Any] = {}
-    for item in request.sets:
-        put(said, *parse_set(item))
-    if (said.get("target") or {}).get("path"):
-        return read_profile("model"), "profile model: target.path is given"
-    return read_profile("demo"), "profile demo: no target.path is given"
-
-
-def check_engine_parts(source: Source) -> None:
-    """Raise `EngineUsageError` where the profile has a part for an engine that does not exist."""
-    parts = source.table.get(FOR_ENGINE)
-    for name in parts if isinstance(parts, dict) else ():
-        try:
-            adapter_named(name)
-        except EngineUsageError as error:
-            raise UsageError(f"{source.where}, [{FOR_ENGINE}.{name}]: {error}") from None
 
 
 def context_of(target: Path) -> int:
