@@ -119,10 +119,14 @@ def read_toml(path: Path, asked: str) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, table by table; neither is changed."""
+    """`over` laid on `base`, table by table; neither is changed.
+
+    A table that says why (a flag) is replaced whole: another value's reason is no reason.
+    """
     out = copy.deepcopy(base)
     for key, value in over.items():
-        if isinstance(value, dict) and isinstance(out.get(key), dict):
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        if both and not isinstance(value.get("why"), str):
             out[key] = merge(out[key], value)
         else:
             out[key] = copy.deepcopy(value)

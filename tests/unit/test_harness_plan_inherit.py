@@ -164,6 +164,15 @@ flags = { "--gone" = { value = false, why = "not here" } }
     assert made["baseline"].drafter is None and made["baseline"].pair_drafter == Path("/d")
 
 
+def test_a_flag_that_is_said_anew_keeps_nothing_of_the_old_one(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        base='[engine.flags]\n"--x" = { value = 1, why = "w", source = "s", variant = "baseline" }',
+        child='inherits = "base.toml"\n[engine.flags]\n"--x" = { value = 2, why = "v" }',
+    )
+    assert plan_of(tmp_path, "child").engine.flags == {"--x": Flag(value=2, why="v")}
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.text(min_size=1))
 def test_a_flags_value_keeps_what_it_says(value: float | int | str) -> None:
     name, text = flag_arguments({"--x": Flag(value=value, why="w")}, "baseline")
@@ -210,7 +219,7 @@ def test_the_pages_example_is_a_profile(tmp_path: Path, repo: Path) -> None:
     write(tmp_path, mine=page.partition("```toml\n")[2].partition("```")[0])
     flags = plan_of(tmp_path, "mine").engine.flags
     assert flags["--language-model-only"].value is False
-    assert flags["--kv-cache-dtype"].source == "our ticket 12"
+    assert flags["--gpu-memory-utilization"].source == "our ticket 12"
 
 
 def test_the_page_lists_every_profile(repo: Path) -> None:
