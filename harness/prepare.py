@@ -37,7 +37,7 @@ from harness.load.streaming.pool import check_client
 from harness.plan.expand import expand, load_points
 from harness.plan.load import build, set_to_none
 from harness.plan.schema import Plan
-from harness.plan.serve import most_sequences, serve_spec
+from harness.plan.serve import flag_arguments, most_sequences, serve_spec
 from harness.records import VARIANTS, Cell, Variant
 
 LONGEST_CONTEXT = 4096
@@ -210,7 +210,11 @@ def check_engine(adapter: Adapter, plan: Plan) -> None:
     """
     unmade = Path("demo-pair-still-to-be-made")
     spec = ServeSpec(
-        target=unmade, served_name="demo", port=plan.engine.port or 1, device=plan.engine.device
+        target=unmade,
+        served_name="demo",
+        port=plan.engine.port or 1,
+        device=plan.engine.device,
+        extra_args=(*flag_arguments(plan.engine.flags, "speculative"), *plan.engine.extra_args),
     )
     try:
         adapter.check(spec)
