@@ -54,6 +54,10 @@ class ServeSpec:
     so many tokens on average, and the output is wrong by design. `max_num_seqs`, `kv_cache_gib` and
     `threads` None leave the engine's default. `temperature` is the highest that requests will ask
     for. `extra_args` and `extra_env` come from the profile and are passed on as they are, last.
+
+    `nodes` above 1: the command is that of node `node_rank` of a deployment that meets at `head`
+    (host:port of the first node, which serves). `python` None: that of the engine's environment.
+    `as_given`: the drafter's folder is what the engine is to be given, and nothing is written.
     """
 
     target: Path
@@ -77,6 +81,21 @@ class ServeSpec:
     reasoning_parser: str | None = None
     extra_args: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = field(default_factory=dict)
+    nodes: int = 1
+    node_rank: int = 0
+    head: str | None = None
+    python: Path | None = None
+    as_given: bool = False
+
+    def head_address(self) -> tuple[str, str]:
+        """Host and port of the first node. Raises `EngineUsageError` where they are not said."""
+        host, _, port = (self.head or "").rpartition(":")
+        if not host or not port.isdigit():
+            raise EngineUsageError(
+                f"engine.head={self.head or ''}: with engine.nodes = {self.nodes} the first node's "
+                "address is wanted, as host:port"
+            )
+        return host, port
 
 
 def check_forced(spec: ServeSpec) -> None:
@@ -184,6 +203,9 @@ class Adapter(Protocol):
     """GET path that answers 200 once requests are served."""
     metrics_path: str | None
     """GET path of the Prometheus text, or None."""
+
+    def environment(self, spec: ServeSpec) -> str | None:
+        """The engine environment that serves `spec`; None: there is none of its own."""
 
     def check(self, spec: ServeSpec) -> None:
         """Raise `EngineUsageError` if the engine is not installed or cannot serve `spec`."""

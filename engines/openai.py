@@ -31,6 +31,9 @@ class OpenAIAdapter:
     ready_path = "/v1/models"
     metrics_path: str | None = "/metrics"
 
+    def environment(self, spec: ServeSpec) -> str | None:
+        return None
+
     def check(self, spec: ServeSpec) -> None:
         raise EngineUsageError(_ATTACH)
 

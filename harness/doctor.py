@@ -194,7 +194,7 @@ def _devices(subject: Subject) -> int:
         parallel = parallel_of(spec_of(subject))
     except (UsageError, EngineUsageError):
         return engine.tensor_parallel
-    nodes: int = getattr(engine, "nodes", 1)  # a plan of several machines has its share here
+    nodes: int = engine.nodes  # a plan of several machines has its share here
     return max(1, parallel.tensor * parallel.pipeline // nodes)
 
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,6 +21,7 @@ from engines.base import Adapter, EngineUsageError, ServeSpec
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
 from engines.process import check_port, free_port
+from harness.choose import choose_profile
 from harness.errors import EngineFailure, UsageError, one_line
 from harness.load.prompts.datasets import (
     MADE,
@@ -35,8 +35,9 @@ from harness.load.schedule.trace import Trace, read_trace
 from harness.load.streaming.client import check_prompts
 from harness.load.streaming.pool import check_client
 from harness.plan.expand import expand, load_points
-from harness.plan.load import FOR_ENGINE, Source, build, parse_set, put, read_profile, set_to_none
+from harness.plan.load import build, set_to_none
 from harness.plan.schema import Plan
+from harness.plan.serve import flag_arguments, most_sequences, serve_spec
 from harness.records import VARIANTS, Cell, Variant
 
 LONGEST_CONTEXT = 4096
@@ -104,47 +105,20 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             f"drafter {self.drafter}" if self.drafter else "no drafter"
         )
 
-    def _most_sequences(self) -> int | None:
-        """How many requests the engine is to run at once; None: as many as it would by itself.
-
-        Of an open loop nobody knows beforehand how many will be under way: a limit of ours would
-        be measured as the engine's.
-        """
-        if self.searching or any(p.mode == "open" for p in load_points(self.plan.load)):
-            return None
-        return max([16, *(self.plan.load.concurrency or ())])
-
     def spec(self, variant: Variant) -> ServeSpec:
         """What to serve for `variant`."""
         assert self.target is not None
         engine = self.plan.engine
-        return ServeSpec(
+        return serve_spec(
+            self.plan,
+            variant,
             target=self.target,
-            served_name=served_name(self.plan, self.target),
+            drafter=self.drafter,
             port=engine.port or free_port(),
-            drafter=self.drafter if variant == "speculative" else None,
-            pair_drafter=self.drafter,
-            k=self.plan.speculative.k,
-            forced_length=self.plan.speculative.forced_length,
-            dtype=engine.dtype,
             max_model_len=engine.max_model_len or context_of(self.target),
-            max_num_seqs=engine.max_num_seqs or self._most_sequences(),
-            kv_cache_gib=engine.kv_cache_gib,
-            tensor_parallel=engine.tensor_parallel,
-            device=engine.device,
-            seed=self.plan.seed,
-            temperature=self.plan.sampling.temperature,
-            threads=engine.threads,
-            trust_remote_code=engine.trust_remote_code,
-            reasoning_parser=engine.reasoning_parser,
-            extra_args=engine.extra_args,
-            extra_env=engine.extra_env,
+            # A search tries loads that the plan does not name.
+            max_num_seqs=None if self.searching else most_sequences(self.plan),
         )
-
-
-def served_name(plan: Plan, target: Path) -> str:
-    """The model's name on the wire."""
-    return plan.target.served_name or target.name
 
 
 def prepare(request: Request, name: str) -> Prepared:
@@ -201,11 +175,27 @@ def check_asked(request: Request, plan: Plan, variants: tuple[Variant, ...]) -> 
             "--profile model: target.path is not set; give --set target.path=DIR and "
             "--set drafter.path=DIR, or --profile demo for the demo pair"
         )
+    check_place(plan)
+    if plan.engine.nodes > 1:
+        raise UsageError(
+            f"engine.nodes = {plan.engine.nodes}: several machines are started by hand, with the "
+            "commands that `python -m harness engines show` prints for each; then give --url"
+        )
     if "speculative" in variants and set_to_none(request.sets, "drafter.path"):
         raise UsageError(
             "--set drafter.path=none: without a drafter nothing is speculative; give its folder, "
             "or --variants baseline"
         )
+
+
+def check_place(plan: Plan) -> None:
+    """Raise `UsageError` where a profile is for a public target and nobody says where it lies."""
+    if plan.target.model is None or plan.target.path is not None:
+        return
+    drafter = f" and --set drafter.path=DIR ({plan.drafter.model})" if plan.drafter.model else ""
+    raise UsageError(
+        f"target.path is not set: give --set target.path=DIR ({plan.target.model}){drafter}"
+    )
 
 
 def needs_pair(plan: Plan) -> bool:
@@ -220,7 +210,11 @@ def check_engine(adapter: Adapter, plan: Plan) -> None:
     """
     unmade = Path("demo-pair-still-to-be-made")
     spec = ServeSpec(
-        target=unmade, served_name="demo", port=plan.engine.port or 1, device=plan.engine.device
+        target=unmade,
+        served_name="demo",
+        port=plan.engine.port or 1,
+        device=plan.engine.device,
+        extra_args=(*flag_arguments(plan.engine.flags, "speculative"), *plan.engine.extra_args),
     )
     try:
         adapter.check(spec)
@@ -314,32 +308,6 @@ def _check_served(prepared: Prepared, variants: tuple[Variant, ...]) -> None:
         spec = prepared.spec(variant)
         with understanding(prepared.target):
             prepared.adapter.check(spec)
-
-
-def choose_profile(request: Request, engine: str) -> tuple[Source, str]:
-    """The profile asked for, or the one that fits; and why, to be printed."""
-    if request.profile is not None:
-        source = read_profile(request.profile)
-        check_engine_parts(source)
-        return source, f"profile {source.name}"
-    if request.urls:
-        return read_profile("attach"), "profile attach: the servers run already"
-    said: dict[str, Any] = {}
-    for item in request.sets:
-        put(said, *parse_set(item))
-    if (said.get("target") or {}).get("path"):
-        return read_profile("model"), "profile model: target.path is given"
-    return read_profile("demo"), "profile demo: no target.path is given"
-
-
-def check_engine_parts(source: Source) -> None:
-    """Raise `EngineUsageError` where the profile has a part for an engine that does not exist."""
-    parts = source.table.get(FOR_ENGINE)
-    for name in parts if isinstance(parts, dict) else ():
-        try:
-            adapter_named(name)
-        except EngineUsageError as error:
-            raise UsageError(f"{source.where}, [{FOR_ENGINE}.{name}]: {error}") from None
 
 
 def context_of(target: Path) -> int:

@@ -25,7 +25,8 @@ from harness.load.streaming.pool import proxy_for
 from harness.measure.metrics import from_histogram
 from harness.measure.store import to_json, write_atomic
 from harness.plan.schema import ClientSection, Length, Plan
-from harness.prepare import Prepared, api_key, served_name
+from harness.plan.serve import served_name
+from harness.prepare import Prepared, api_key
 from harness.progress import Progress
 from harness.records import Cell, DraftCounts, LaunchRecord, LoadPoint, Phase, Variant
 from harness.stored import LAUNCH

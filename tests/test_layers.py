@@ -18,7 +18,7 @@ REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("harness", "engines", "drafters", "training")
 STORIES = (
     *("run", "prepare", "serving", "attach", "resume", "sweep", "capacity", "calibrate"),
-    *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored"),
+    *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
 )
 SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")

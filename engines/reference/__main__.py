@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _BEGAN = time.perf_counter()
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m engines.reference", description=__doc__)
     parser.add_argument(
@@ -56,7 +56,17 @@ def parse(argv: list[str]) -> argparse.Namespace:
     number("--seed", 0, "default: 0")
     number("--threads", None, "torch threads; default: all but one core")
     parser.add_argument("--trust-remote-code", action="store_true", help="for tokenizers only")
-    return parser.parse_args(argv)
+    return parser
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The options of a command line; leaves with code 2 for a mistake in it."""
+    return parser().parse_args(argv)
+
+
+def flag_names() -> set[str]:
+    """Every option the command line takes."""
+    return {name for action in parser()._actions for name in action.option_strings}
 
 
 def say(phase: str) -> None:

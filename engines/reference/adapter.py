@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engines.arguments import check_names, flag_name
 from engines.base import (
     EngineUsageError,
     Launch,
@@ -37,10 +38,17 @@ class ReferenceAdapter:
     ready_path = "/health"
     metrics_path: str | None = "/metrics"
 
+    def environment(self, spec: ServeSpec) -> str | None:
+        """None: the harness's own."""
+        return None
+
     def check(self, spec: ServeSpec) -> None:
         """Raise EngineUsageError for what can be seen wrong without loading weights."""
+        from engines.reference.__main__ import flag_names
         from engines.reference.config import read_config
 
+        asked = [name for name in map(flag_name, spec.extra_args) if name is not None]
+        check_names(asked, flag_names(), "the reference engine")
         config = read_config(spec.target)
         if spec.tensor_parallel != 1:
             raise EngineUsageError("the reference engine runs on one device: tensor_parallel = 1")
@@ -60,7 +68,8 @@ class ReferenceAdapter:
 
     def launch(self, spec: ServeSpec, workdir: Path) -> Launch:
         """`python -m engines.reference …`; nothing is written to `workdir`."""
-        argv = [sys.executable, "-m", "engines.reference", "--model", str(spec.target)]
+        python = str(spec.python or sys.executable)
+        argv = [python, "-m", "engines.reference", "--model", str(spec.target)]
         argv += ["--served-model-name", spec.served_name]
         argv += ["--host", spec.host, "--port", str(spec.port), "--dtype", spec.dtype]
         argv += ["--device", spec.device, "--max-model-len", str(spec.max_model_len)]

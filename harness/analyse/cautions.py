@@ -9,6 +9,7 @@ import numpy as np
 
 from harness.analyse.cut import answers_cut, trace_cut
 from harness.analyse.data import MOST_FAILED, CellData, RunData, pairs
+from harness.analyse.expected import expected_caution
 from harness.analyse.fairness import fairness_cautions
 from harness.analyse.fidelity import client_cautions
 from harness.analyse.integrity import matched_rows, total
@@ -147,6 +148,7 @@ def run_cautions(
         found.append(answers_cut(run, engine))
         found.append(_diverged(run, engine, integrity))
         found.append(_accuracy(run, engine))
+        found.append(expected_caution(run, engine))
         for load in run.loads(engine):
             found.append(_many_failed(run, engine, load))
         found.extend(fairness_cautions(run, engine, comparisons, metrics))

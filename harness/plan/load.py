@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tomllib
 import typing
 from collections.abc import Sequence
@@ -30,8 +31,11 @@ from harness.plan.strict import (
 )
 
 PROFILES = Path(__file__).resolve().parents[2] / "engines" / "profiles"
+INHERITS = "inherits"
+"""A profile's key that names one profile, or a list of them, which it is laid on."""
 FOR_ENGINE = "for"
 """A profile's table `[for.<engine>.…]` holds the keys that differ for that engine."""
+FLAG_NAME = re.compile(r"--?[A-Za-z][\w.+-]*")
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +54,44 @@ def profile_names() -> list[str]:
 def read_profile(name: str) -> Source:
     """A built-in profile by name, or a TOML file by path. Raises `UsageError`."""
     path = Path(name) if is_path(name) else named(PROFILES, name, "profile")
-    return Source(name=path.stem, where=str(path), table=read_toml(path, f"--profile {name}"))
+    table = read_inherited(path, f"--profile {name}")
+    return Source(name=path.stem, where=str(path), table=table)
+
+
+def read_inherited(path: Path, asked: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A profile's table laid on those that it inherits, the first named lowest.
+
+    `above`: the profiles that led here. Raises `UsageError`, also where they go round in a circle.
+    """
+    place = path.resolve()
+    if place in above:
+        circle = " -> ".join(p.stem for p in (*above[above.index(place) :], place))
+        raise UsageError(f"{above[-1]}: '{INHERITS}' goes round in a circle: {circle}")
+    own = read_toml(path, asked)
+    names = own.pop(INHERITS, [])
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{path}: '{INHERITS}' is the name of a profile, or a list of names")
+    if above:
+        check_table(own, str(path))  # a mistake is told with the file that it stands in
+    table: dict[str, Any] = {}
+    for name in names:
+        parent = parent_path(name, path)
+        table = merge(table, read_inherited(parent, f"{path}: {INHERITS}", (*above, place)))
+    return merge(table, own)
+
+
+def parent_path(name: str, child: Path) -> Path:
+    """A built-in profile by name, one of `parts/` too; a TOML file seen from the child's folder."""
+    if name.endswith(".toml"):
+        return child.parent / name
+    path = PROFILES / f"{name}.toml"
+    if not path.is_file():
+        names = [str(p.relative_to(PROFILES).with_suffix("")) for p in PROFILES.rglob("*.toml")]
+        near = nearest(name, sorted(names))
+        hint = f"did you mean '{near}'?" if near else "a TOML file's path works too"
+        raise UsageError(f"{child}: '{INHERITS}': no profile '{name}'; {hint}")
+    return path
 
 
 def is_path(name: str) -> bool:
@@ -93,10 +134,14 @@ def read_toml(path: Path, asked: str) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, table by table; neither is changed."""
+    """`over` laid on `base`, table by table; neither is changed.
+
+    A table that says why (a flag) is replaced whole: another value's reason is no reason.
+    """
     out = copy.deepcopy(base)
     for key, value in over.items():
-        if isinstance(value, dict) and isinstance(out.get(key), dict):
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        if both and not isinstance(value.get("why"), str):
             out[key] = merge(out[key], value)
         else:
             out[key] = copy.deepcopy(value)
@@ -184,21 +229,15 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
 
 def build(source: Source, engine: str, sets: list[str]) -> Plan:
     """The plan of one engine: the profile, its part for that engine, then every `--set`."""
+    check_table(source.table, source.where)
     table = {k: v for k, v in source.table.items() if k != FOR_ENGINE}
-    per_engine = source.table.get(FOR_ENGINE, {})
-    if not isinstance(per_engine, dict):
-        raise UsageError(f"{source.where}: '{FOR_ENGINE}' holds one table an engine")
-    for name, part in per_engine.items():
-        if not isinstance(part, dict):
-            raise UsageError(f"{source.where}: '{FOR_ENGINE}.{name}' is a table")
-        check_keys(part, f"{source.where}, [{FOR_ENGINE}.{name}]")
-    check_keys(table, source.where)
-    plan = merge(table, per_engine.get(engine, {}))
+    plan = merge(table, source.table.get(FOR_ENGINE, {}).get(engine, {}))
     plan.setdefault("name", source.name)
     to_plan(plan, source.where)  # blame the file for its own mistakes before --set is laid on
     for item in sets:
         put(plan, *parse_set(item))
     built = to_plan(plan, "--set" if sets else source.where)
+    check_named(built, engine, source.where)
     load = built.load
     others = (load.concurrency, load.request_rate, load.schedule, load.trace)
     some = load.arrival == "burst" or any(other is not None for other in others)
@@ -208,6 +247,36 @@ def build(source: Source, engine: str, sets: list[str]) -> Plan:
             "or load.trace as well, or a concurrency"
         )
     return built
+
+
+def check_table(table: dict[str, Any], where: str) -> None:
+    """Raise `UsageError` at a key that no plan has, in the table or in its parts for engines."""
+    per_engine = table.get(FOR_ENGINE, {})
+    if not isinstance(per_engine, dict):
+        raise UsageError(f"{where}: '{FOR_ENGINE}' holds one table an engine")
+    for name, part in per_engine.items():
+        if not isinstance(part, dict):
+            raise UsageError(f"{where}: '{FOR_ENGINE}.{name}' is a table")
+        check_keys(part, f"{where}, [{FOR_ENGINE}.{name}]")
+    check_keys({k: v for k, v in table.items() if k != FOR_ENGINE}, where)
+
+
+def check_named(plan: Plan, engine: str, where: str) -> None:
+    """Raise `UsageError` for an engine that the profile is not for, and for names that are none."""
+    if plan.engines and engine not in plan.engines:
+        raise UsageError(f"{where}: this profile is for {' and '.join(plan.engines)}, not {engine}")
+    for name in plan.engine.flags:
+        if not FLAG_NAME.fullmatch(name):
+            raise UsageError(f"{where}: engine.flags: '{name}' is no flag; write it as '--name'")
+    for name, variable in plan.engine.env.items():
+        if "=" in name or not name:
+            raise UsageError(f"{where}: engine.env: '{name}' is no variable's name")
+        if variable.value is True:
+            raise UsageError(f"{where}: engine.env.{name}: give its value as a text")
+    keys = known_keys()
+    for key in plan.why:
+        if key not in keys:
+            raise unknown_key(f"{where}, [why]", key)
 
 
 def set_to_none(sets: Sequence[str], key: str) -> bool:

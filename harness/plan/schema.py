@@ -23,8 +23,26 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of the plan's tables: frozen, by keyword, an unknown key is an error."""
 
 
+class Flag(Section, frozen=True, kw_only=True):
+    """One argument of the engine, or one variable of its environment, and why it is there.
+
+    `value`: true for a switch, which has none; false: it is left out, such as one that was
+    inherited. `variant`: the one that it is for; None: both. `source`: where the reason can be
+    looked up.
+    """
+
+    value: str | int | float | bool = True
+    why: Annotated[str, msgspec.Meta(min_length=1)]
+    source: str | None = None
+    variant: Literal["baseline", "speculative"] | None = None
+
+
 class EngineSection(Section, frozen=True, kw_only=True):
-    """How the engine is served; `extra_args` and `extra_env` are passed on as they are.
+    """How the engine is served.
+
+    `flags` and `env` hold what a profile adds, each with its reason, by name; `extra_args` and
+    `extra_env` come after them and are passed on as they are. `nodes` machines serve together and
+    meet at `head` (host:port of the first).
 
     `stall_patience` multiplies how long nothing may happen in a start before it is dissected and
     ended; 0 waits for `startup_deadline_s` alone.
@@ -43,6 +61,10 @@ class EngineSection(Section, frozen=True, kw_only=True):
     startup_deadline_s: PositiveFloat = 600.0
     stall_patience: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0
     api_key_env: str | None = None
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    head: str | None = None
+    flags: dict[str, Flag] = {}
+    env: dict[str, Flag] = {}
     extra_args: tuple[str, ...] = ()
     extra_env: dict[str, str] = {}
 
@@ -50,20 +72,26 @@ class EngineSection(Section, frozen=True, kw_only=True):
 class TargetSection(Section, frozen=True, kw_only=True):
     """The model that answers. `path` None: the demo pair's target.
 
-    `parity`: a file with the log-probabilities that servers are held to. `ask_logprobs` False:
+    `model`: the public name of the checkpoint that a profile is for; `path` is the folder it lies
+    in. `parity`: a file with the log-probabilities that servers are held to. `ask_logprobs` False:
     servers are asked nothing but the load. See `docs/integrity.md` for both.
     """
 
     path: str | None = None
+    model: str | None = None
     served_name: str | None = None
     parity: str | None = None
     ask_logprobs: bool = True
 
 
 class DrafterSection(Section, frozen=True, kw_only=True):
-    """The draft model. `path` None: the demo pair's drafter (beside a given target: none)."""
+    """The draft model. `path` None: the demo pair's drafter (beside a given target: none).
+
+    `model`: the public name of the checkpoint that a profile is for.
+    """
 
     path: str | None = None
+    model: str | None = None
 
 
 class SpeculativeSection(Section, frozen=True, kw_only=True):
@@ -226,11 +254,36 @@ class CompareSection(Section, frozen=True, kw_only=True):
     time_limit_s: PositiveFloat | None = None
 
 
+class Expected(Section, frozen=True, kw_only=True):
+    """A published acceptance length: tokens a verify step, the bonus token among them, at `k`."""
+
+    dataset: str
+    length: Annotated[float, msgspec.Meta(ge=1, le=65)]
+    k: Annotated[int, msgspec.Meta(ge=1, le=64)] = 3
+    source: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class ExpectSection(Section, frozen=True, kw_only=True):
+    """What is known of the drafter that a profile is for.
+
+    A run whose acceptance length is further off than `tolerance`, relatively, gets a caution.
+    """
+
+    tolerance: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.15
+    acceptance: tuple[Expected, ...] = ()
+
+
 class Plan(Section, frozen=True, kw_only=True):
-    """What to run, complete but for the choice of engines and variants."""
+    """What to run, complete but for the choice of engines and variants.
+
+    `engines`: those that a profile is for; empty: any. `why`: the reason for a key's value, by the
+    key's whole name.
+    """
 
     name: str = "plan"
     description: str = ""
+    engines: tuple[str, ...] = ()
+    why: dict[str, str] = {}
     seed: Seed = 0
     engine: EngineSection = EngineSection()
     target: TargetSection = TargetSection()
@@ -243,6 +296,7 @@ class Plan(Section, frozen=True, kw_only=True):
     slo: SloSection = SloSection()
     sampling: SamplingSection = SamplingSection()
     compare: CompareSection = CompareSection()
+    expect: ExpectSection = ExpectSection()
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:

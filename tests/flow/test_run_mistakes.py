@@ -75,6 +75,8 @@ def mistakes(tmp_path: Path) -> list[tuple[list[str], str]]:
         (["analyse", str(tmp_path)], "is this the folder of a run"),
         (["resume", str(tmp_path / "none")], "is this the folder of a run"),
         (["engines", "show", "demo", "--engine", "vlm"], "did you mean 'vllm'"),
+        (["run", "--set", "engine.extra_args=--dtipe,float32"], "did you mean --dtype?"),
+        (["run", "--profile", "kimi-k2.5-h200-mla", "--engine", "vllm"], "moonshotai/Kimi-K2.5"),
         (["frobnicate"], "frobnicate"),
         (["run", "--set", "target=x", "--set", "target.path=/a"], "'target' is a table"),
         (["run", "--set", "target.path=/a", "--set", "target=x"], "'target' is a table"),
@@ -93,7 +95,7 @@ def mistakes(tmp_path: Path) -> list[tuple[list[str], str]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(43))
+@pytest.mark.parametrize("number", range(45))
 def test_a_mistake_is_one_line_and_exit_code_2(
     number: int,
     tmp_path: Path,
@@ -101,7 +103,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     every = mistakes(tmp_path)
-    assert len(every) == 43
+    assert len(every) == 45
     arguments, needle = every[number]
     if arguments[0] == "run":
         arguments = [*arguments, "--out", str(tmp_path / "out")]
@@ -285,6 +287,6 @@ def test_help_and_engines_list(
     code, out, _ = run_cli(["engines", "list"], capsys, monkeypatch)
     assert code == 0
     assert "reference" in out
-    code, out, _ = run_cli(["engines", "show", "demo"], capsys, monkeypatch)
+    code, out, _ = run_cli(["engines", "show", "demo", "--plan"], capsys, monkeypatch)
     assert code == 0
     assert json.loads(out)["speculative"]["k"] == 3

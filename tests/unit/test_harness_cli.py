@@ -43,7 +43,7 @@ def test_a_signal_before_anything_is_measured_is_one_line(
     def stop(name: str) -> None:
         signal.raise_signal(number)
 
-    monkeypatch.setattr("harness.plan.load.read_profile", stop)
+    monkeypatch.setattr("harness.show.read_profile", stop)
     monkeypatch.setattr(sys, "argv", ["harness", "engines", "show"])
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
     try:

@@ -26,6 +26,10 @@ def profile(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize("name", profile_names())
 @pytest.mark.parametrize("engine", ["reference", "vllm", "sglang", "openai"])
 def test_every_built_in_profile_is_valid_for_every_engine(name: str, engine: str) -> None:
+    if engine not in read_profile(name).table.get("engines", [engine]):
+        with pytest.raises(UsageError, match=f"is for vllm, not {engine}"):
+            build(read_profile(name), engine, [])
+        return
     plan = build(read_profile(name), engine, [])
     assert expand(plan, engine, BOTH, attached=False)
 
