@@ -258,7 +258,12 @@ class Setting(Record, frozen=True, kw_only=True):
 
 
 class Manifest(Record, frozen=True, kw_only=True):
-    """Everything needed to know what was run, where, and to run it again."""
+    """Everything needed to know what was run, where, and to run it again.
+
+    `engine_versions`: packages of each launched engine's own environment. `digests`: each engine's
+    `target` and `drafter`, identified by samples of their files. `git_diff` identifies uncommitted
+    changes. `changes`: what was not as at the beginning when the run was gone on with anyway.
+    """
 
     schema_version: str
     run_id: str
@@ -271,6 +276,10 @@ class Manifest(Record, frozen=True, kw_only=True):
     git_dirty: bool | None
     clock_anchor: dict[str, Any]
     cells: tuple[Cell, ...]
+    git_diff: str | None = None
+    engine_versions: dict[str, dict[str, str]] = {}
+    digests: dict[str, dict[str, str | None]] = {}
+    changes: tuple[str, ...] = ()
 
 
 class LaunchRecord(Record, frozen=True, kw_only=True):
