@@ -25,7 +25,8 @@ class EngineFailed(EngineError):
     """The engine's process failed (exit code 3).
 
     `phase` is the start-up phase it was in ("serving" afterwards), `cause` the engine's own first
-    error line where one was found, `log_path` the full log, `tail` its last lines.
+    error line where one was found, `kind` what sort of failure that is where it is known
+    (`engines.signatures.Kind`), `log_path` the full log, `tail` its last relevant lines.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class EngineFailed(EngineError):
         *,
         phase: str | None = None,
         cause: str | None = None,
+        kind: str | None = None,
         log_path: Path | None = None,
         tail: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.phase = phase
         self.cause = cause
+        self.kind = kind
         self.log_path = log_path
         self.tail = tail
 

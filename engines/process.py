@@ -33,6 +33,8 @@ from engines.base import (
     PhaseTiming,
     ServeSpec,
 )
+from engines.oom import killed_since, oom_kills
+from engines.signatures import cause_of, relevant_lines
 
 FIRST_PHASE = "launch"
 SERVING = "serving"
@@ -47,6 +49,12 @@ MAX_SHOWN = 300
 """Characters of a log line in a message."""
 MARKER = "SPEC_HARNESS_ENGINE_PROCESS"
 """Environment variable with a unique value in every process of one engine."""
+ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    # A crash of native code leaves Python's stack in the log.
+    "PYTHONFAULTHANDLER": "1",
+}
+"""What every engine is started with, unless its adapter says otherwise."""
 
 _given_ports: set[int] = set()
 
@@ -176,6 +184,8 @@ class EngineProcess:
         self._last_beat = 0.0
         self._died_s: float | None = None
         self._code: int | None = None
+        self._kills: dict[str, int] = {}
+        self._kills_after: dict[str, int] | None = None
 
     @property
     def base_url(self) -> str:
@@ -208,6 +218,7 @@ class EngineProcess:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         launch = self.adapter.launch(self.spec, self.workdir)
         self.argv = launch.argv
+        self._kills = oom_kills()
         supervisor = str(Path(__file__).with_name("supervise.py"))
         command = [sys.executable, "-I", "-S", supervisor, str(GRACE_S), *launch.argv]
         with open(self.log_path, "wb") as log:
@@ -216,7 +227,7 @@ class EngineProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **launch.env, MARKER: self._marker},
+                env={**os.environ, **ENVIRONMENT, **launch.env, MARKER: self._marker},
                 cwd=launch.cwd or self.workdir,
                 start_new_session=True,
             )
@@ -243,7 +254,7 @@ class EngineProcess:
                 self.ready_s = self._elapsed()
                 return self.phases
             if self._elapsed() > self.deadline_s:
-                raise self._failed(f"not ready after {self.deadline_s:g} s")
+                raise self._failed(f"not ready after {self.deadline_s:g} s", kind="deadline")
             self._raise_if_stalled()
             self._beat()
             time.sleep(POLL_S)
@@ -258,7 +269,7 @@ class EngineProcess:
 
         folder = self.log_path.parent / "stall"
         told = dissect(self.pid, stall, folder=folder, log_path=self.log_path, argv=self.argv)
-        raise self._failed(f"stalled: {told}; taken apart in {folder}")
+        raise self._failed(f"stalled: {told}; taken apart in {folder}", kind="stall")
 
     def alive(self) -> bool:
         """Whether the engine's main process runs."""
@@ -281,8 +292,8 @@ class EngineProcess:
             return self._failed("stopped answering")
         if code > 128:
             name = signal.Signals(code - 128).name if code - 128 in _SIGNALS else str(code - 128)
-            hint = " (often: out of memory)" if name == "SIGKILL" else ""
-            return self._failed(f"was ended by {name}{hint}")
+            hint = " (often: out of memory)" if name == "SIGKILL" and not self._starved() else ""
+            return self._failed(f"was ended by {name}{hint}", signal_name=name)
         return self._failed(f"exited with code {code}")
 
     def stop(self) -> None:
@@ -337,7 +348,15 @@ class EngineProcess:
         finally:
             connection.close()
 
-    def _failed(self, what: str) -> EngineFailed:
+    def _starved(self) -> str | None:
+        """What the kernel killed for want of memory since the launch, in words."""
+        if self._died_s is not None and self._kills_after is None:
+            self._kills_after = oom_kills()  # what is killed later was not it
+        return killed_since(self._kills, self._kills_after or {})
+
+    def _failed(
+        self, what: str, *, signal_name: str | None = None, kind: str | None = None
+    ) -> EngineFailed:
         if self.ready_s is None:
             phase, began = self._tracker.current
             now = self._died_s if self._died_s is not None else self._elapsed()
@@ -345,15 +364,21 @@ class EngineProcess:
         else:
             phase, where = SERVING, " while serving"
         text = read_log(self.log_path)
-        cause = self.adapter.failure_cause(text)
-        tail = tuple(line for line in re.split(r"[\r\n]+", text) if line.strip())[-TAIL_LINES:]
-        tail = tuple(line[:2000] for line in tail)
-        shown = (cause or (tail[-1].strip() if tail else ""))[:MAX_SHOWN]
+        death = cause_of(
+            text,
+            self.adapter.failure_cause(text),
+            signal_name=signal_name,
+            starved=self._starved() if self._code else None,
+        )
+        tail = relevant_lines(text, death.cause, TAIL_LINES)
+        shown = (death.cause or (tail[-1].strip() if tail else ""))[:MAX_SHOWN]
         said = f": {shown}" if shown else ", and its log is empty"
+        advice = f"; {death.advice}" if death.advice and kind is None else ""
         return EngineFailed(
-            f"{self.adapter.name} {what}{where}{said}; log: {self.log_path}",
+            f"{self.adapter.name} {what}{where}{said}{advice}; log: {self.log_path}",
             phase=phase,
-            cause=cause,
+            cause=death.cause,
+            kind=kind or death.kind,
             log_path=self.log_path,
             tail=tail,
         )
