@@ -109,12 +109,39 @@ class PhaseMark:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseUse:
+    """What an engine's processes used in one start-up phase, by samples; None: cannot be had.
+
+    `read_bytes`, `written_bytes`: of storage. `read_call_bytes`: what read calls gave, from the
+    page cache, pipes and sockets too; what is mapped shows in neither unless it comes from storage.
+    `network_bytes`: of the whole machine, loopback left out. `rss_bytes`: the most of all processes
+    together, pages that they share counted for each. `gpu_bytes`: the most by which the GPUs' used
+    memory lay above that at the launch.
+    """
+
+    cpu_s: float
+    rss_bytes: int
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    read_call_bytes: int | None = None
+    network_bytes: int | None = None
+    gpu_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PhaseTiming:
-    """One start-up phase as it went: seconds since the launch; `end_s` None if never ended."""
+    """One start-up phase as it went: seconds since the launch; `end_s` None if never ended.
+
+    `progress`: the last count of a progress bar in it, such as graphs captured of all.
+    `weight_bytes`: the size of the checkpoint that was loaded in it.
+    """
 
     phase: str
     start_s: float
     end_s: float | None
+    progress: tuple[int, int] | None = None
+    weight_bytes: int | None = None
+    use: PhaseUse | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

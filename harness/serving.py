@@ -114,7 +114,17 @@ class AttachedServer:
 
 def phases_of(process: EngineProcess) -> tuple[Phase, ...]:
     """The process's start-up phases as records."""
-    return tuple(Phase(phase=p.phase, start_s=p.start_s, end_s=p.end_s) for p in process.phases)
+    return tuple(
+        Phase(
+            phase=p.phase,
+            start_s=p.start_s,
+            end_s=p.end_s,
+            progress=p.progress,
+            weight_bytes=p.weight_bytes,
+            **({} if p.use is None else vars(p.use)),
+        )
+        for p in process.phases
+    )
 
 
 class Started:
@@ -123,6 +133,7 @@ class Started:
     def __init__(self) -> None:
         self.phases: tuple[Phase, ...] = ()
         self.argv: tuple[str, ...] = ()
+        self.wall_s: float | None = None
 
 
 @contextmanager
@@ -155,6 +166,7 @@ def serving(
             process.wait_ready()
         finally:
             started.phases, started.argv = phases_of(process), process.argv
+            started.wall_s = process.wall_s
         yield LaunchedServer(process)
 
 
@@ -185,6 +197,7 @@ def launched(
             failure=failure,
             label=prepared.label,
             variant_known=prepared.variant_known,
+            wall_s=started.wall_s,
         )
         write_atomic(launch_dir / LAUNCH, to_json(record))
 
