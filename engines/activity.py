@@ -27,7 +27,9 @@ BUSY_BUDGET_S = 600.0
 SLOW_PHASES: dict[str, tuple[float, float]] = {
     # What an engine compiles or captures leaves nothing but processor time for minutes.
     "compile": (90.0, 1800.0),
-    "capture_graphs": (90.0, 1800.0),
+    "capture_graphs": (90.0, 1800.0),  # vLLM's name for it
+    "graph_capture": (90.0, 1800.0),  # SGLang's
+    "warm_up": (90.0, 1800.0),
     "profile_memory": (60.0, 900.0),
     # A rendezvous waits for the slowest rank, which may still be importing.
     "distributed": (90.0, 600.0),
