@@ -150,7 +150,9 @@ def serving(
     what = f"{prepared.name} {variant}"
 
     def on_phase(phase: str, elapsed_s: float) -> None:
-        progress.stage(f"starting {what}: {phase}")
+        # With a count each beat is a new text, whose own clock begins anew: the launch's is told.
+        since = f", {elapsed_s:.0f} s since the launch" if " of " in phase else ""
+        progress.stage(f"starting {what}: {phase}{since}")
 
     with EngineProcess(
         prepared.adapter,

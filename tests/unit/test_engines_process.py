@@ -26,7 +26,8 @@ from engines.base import (
     PhaseMark,
     ServeSpec,
 )
-from engines.process import EngineProcess, LogFollower, PhaseTracker, check_port, free_port
+from engines.phases import LogFollower, PhaseTracker
+from engines.process import EngineProcess, check_port, free_port
 
 SERVER = """
     import http.server, os, signal, subprocess, sys, time
