@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,9 @@ BUSY_BUDGET_S = 600.0
 SLOW_PHASES: dict[str, tuple[float, float]] = {
     # What an engine compiles or captures leaves nothing but processor time for minutes.
     "compile": (90.0, 1800.0),
-    "capture_graphs": (90.0, 1800.0),
+    "capture_graphs": (90.0, 1800.0),  # vLLM's name for it
+    "graph_capture": (90.0, 1800.0),  # SGLang's
+    "warm_up": (90.0, 1800.0),
     "profile_memory": (60.0, 900.0),
     # A rendezvous waits for the slowest rank, which may still be importing.
     "distributed": (90.0, 600.0),
@@ -34,10 +37,21 @@ SLOW_PHASES: dict[str, tuple[float, float]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProcessUse:
+    """What one process has used since it began; see `engines.base.PhaseUse`."""
+
+    cpu_s: float
+    read_bytes: int | None
+    written_bytes: int | None
+    read_call_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample:
     """A process tree at one moment. Bytes and seconds are totals since the processes began.
 
-    `gpu_bytes` None: no NVIDIA driver answers.
+    `gpu_bytes` None: no NVIDIA driver answers. `each`: what every process has used, by its id and
+    birth. `gpu_used_bytes`: of all GPUs, whoever uses them.
     """
 
     at_s: float
@@ -46,6 +60,10 @@ class Sample:
     io_bytes: int
     log_bytes: int
     gpu_bytes: int | None
+    each: Mapping[tuple[int, float], ProcessUse] = field(default_factory=dict)
+    rss_bytes: int = 0
+    network_bytes: int | None = None
+    gpu_used_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +90,25 @@ def tree(pid: int) -> list[psutil.Process]:
 
 def sample(pid: int, log_path: Path, at_s: float) -> Sample:
     """Look at the tree below `pid` and at the log."""
-    cpu_s, io_bytes, seen = 0.0, 0, set()
+    cpu_s, io_bytes, rss_bytes, seen = 0.0, 0, 0, set()
+    each: dict[tuple[int, float], ProcessUse] = {}
     for process in tree(pid):
         with contextlib.suppress(psutil.Error):
             times = process.cpu_times()
-            cpu_s += times.user + times.system
+            own_s = times.user + times.system
+            cpu_s += own_s
             seen.add(process.pid)
-            io = process.io_counters()
-            # What is mapped is read by page faults, which only the block layer counts.
-            io_bytes += io.read_chars + io.write_chars + io.read_bytes + io.write_bytes
+            rss_bytes += process.memory_info().rss
+            io = _io_of(process)
+            if io is not None:
+                # What is mapped is read by page faults, which only the block layer counts.
+                io_bytes += io.read_chars + io.write_chars + io.read_bytes + io.write_bytes
+            each[process.pid, process.create_time()] = ProcessUse(
+                cpu_s=own_s,
+                read_bytes=None if io is None else io.read_bytes,
+                written_bytes=None if io is None else io.write_bytes,
+                read_call_bytes=None if io is None else io.read_chars,
+            )
     try:
         log_bytes = log_path.stat().st_size
     except OSError:
@@ -92,7 +120,26 @@ def sample(pid: int, log_path: Path, at_s: float) -> Sample:
         io_bytes=io_bytes,
         log_bytes=log_bytes,
         gpu_bytes=gpu_bytes(seen),
+        each=each,
+        rss_bytes=rss_bytes,
+        network_bytes=network_bytes(),
+        gpu_used_bytes=gpu_used_bytes(),
     )
+
+
+def _io_of(process: psutil.Process) -> Any:
+    with contextlib.suppress(psutil.Error, AttributeError):  # not allowed; not on this system
+        return process.io_counters()
+    return None
+
+
+def network_bytes() -> int | None:
+    """Bytes that this machine sent and received, loopback left out; None where nothing counts."""
+    try:
+        cards = psutil.net_io_counters(pernic=True)
+    except (OSError, RuntimeError):
+        return None
+    return sum(c.bytes_sent + c.bytes_recv for name, c in cards.items() if name != "lo")
 
 
 @functools.cache
@@ -120,6 +167,19 @@ def gpu_bytes(pids: set[int]) -> int | None:
                 if process.pid in pids and process.usedGpuMemory is not None:
                     total += int(process.usedGpuMemory)
         return total
+    except pynvml.NVMLError:
+        return None
+
+
+def gpu_used_bytes() -> int | None:
+    """Used memory of all GPUs; None without an NVIDIA driver."""
+    pynvml = _driver()
+    if pynvml is None:
+        return None
+    try:
+        every = range(pynvml.nvmlDeviceGetCount())
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in every]
+        return sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
     except pynvml.NVMLError:
         return None
 
@@ -154,15 +214,10 @@ class StallWatch:
         self._worked_s = 0.0
         self._phase = ""
 
-    def look(self, pid: int, log_path: Path, at_s: float, phase: str) -> Stall | None:
-        """Sample the tree below `pid` where the last sample is old enough."""
-        fresh = self._last is not None and at_s - self._last.at_s < SAMPLE_S
-        if fresh or not self._patience:
-            return None
-        return self.feed(sample(pid, log_path, at_s), phase)
-
     def feed(self, now: Sample, phase: str) -> Stall | None:
         """Take a sample made in `phase`; a new phase is a change."""
+        if not self._patience:
+            return None
         before, self._last = self._last, now
         if before is None or phase != self._phase or changed(before, now):
             self._changed_s = self._worked_s = now.at_s

@@ -25,7 +25,8 @@ class EngineFailed(EngineError):
     """The engine's process failed (exit code 3).
 
     `phase` is the start-up phase it was in ("serving" afterwards), `cause` the engine's own first
-    error line where one was found, `log_path` the full log, `tail` its last lines.
+    error line where one was found, `kind` what sort of failure that is where it is known
+    (`engines.signatures.Kind`), `log_path` the full log, `tail` its last relevant lines.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class EngineFailed(EngineError):
         *,
         phase: str | None = None,
         cause: str | None = None,
+        kind: str | None = None,
         log_path: Path | None = None,
         tail: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.phase = phase
         self.cause = cause
+        self.kind = kind
         self.log_path = log_path
         self.tail = tail
 
@@ -125,12 +128,39 @@ class PhaseMark:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseUse:
+    """What an engine's processes used in one start-up phase, by samples; None: cannot be had.
+
+    `read_bytes`, `written_bytes`: of storage. `read_call_bytes`: what read calls gave, from the
+    page cache, pipes and sockets too; what is mapped shows in neither unless it comes from storage.
+    `network_bytes`: of the whole machine, loopback left out. `rss_bytes`: the most of all processes
+    together, pages that they share counted for each. `gpu_bytes`: the most by which the GPUs' used
+    memory lay above that at the launch.
+    """
+
+    cpu_s: float
+    rss_bytes: int
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    read_call_bytes: int | None = None
+    network_bytes: int | None = None
+    gpu_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PhaseTiming:
-    """One start-up phase as it went: seconds since the launch; `end_s` None if never ended."""
+    """One start-up phase as it went: seconds since the launch; `end_s` None if never ended.
+
+    `progress`: the last count of a progress bar in it, such as graphs captured of all.
+    `weight_bytes`: the size of the checkpoint that was loaded in it.
+    """
 
     phase: str
     start_s: float
     end_s: float | None
+    progress: tuple[int, int] | None = None
+    weight_bytes: int | None = None
+    use: PhaseUse | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

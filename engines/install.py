@@ -17,7 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from engines.base import EngineFailed, EngineUsageError
@@ -95,14 +95,22 @@ def versions(name: str, *, root: Path | None = None) -> dict[str, str]:
     """Versions of the packages that matter in the environment `name`; empty if it has none."""
     folder = (root or environments_root()).absolute() / ".venvs" / name
     wanted = RECIPES[name].report if name in RECIPES else ()
+    return package_versions(folder / "bin" / "python", wanted)
+
+
+def package_versions(python: Path, wanted: Sequence[str]) -> dict[str, str]:
+    """Versions of those of the packages that a Python's environment holds; empty if it fails."""
     code = (
-        "import importlib.metadata as m, json, sys\n"
-        "found = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
-        "print(json.dumps({n: found[n] for n in sys.argv[1:] if n in found}))"
+        "import contextlib, importlib.metadata as m, json, sys\n"
+        "found = {}\n"
+        "for name in sys.argv[1:]:\n"
+        "    with contextlib.suppress(m.PackageNotFoundError):\n"
+        "        found[name] = m.version(name)\n"
+        "print(json.dumps(found))"
     )
     try:
         told = subprocess.run(
-            [folder / "bin" / "python", "-I", "-c", code, *wanted],
+            [python, "-I", "-c", code, *wanted],
             capture_output=True,
             text=True,
             timeout=120,

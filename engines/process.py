@@ -14,7 +14,6 @@ import contextlib
 import errno
 import http.client
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -22,31 +21,38 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from engines.activity import StallWatch
+from engines.activity import SAMPLE_S, Stall, StallWatch, sample
 from engines.base import (
     Adapter,
     EngineFailed,
     EngineUsageError,
-    PhaseMark,
     PhaseTiming,
     ServeSpec,
 )
+from engines.ledger import PhaseLedger
+from engines.oom import killed_since, oom_kills
+from engines.phases import LogFollower, PhaseTracker, read_log, weights_size, with_weights
+from engines.signatures import cause_of, relevant_lines
 
-FIRST_PHASE = "launch"
 SERVING = "serving"
 POLL_S = 0.1
 HEARTBEAT_S = 5.0
 GRACE_S = 15.0
 """How long an engine may take to end by itself before it is killed."""
 TAIL_LINES = 20
-MAX_LOG_BYTES = 4_000_000
-MAX_LINE_BYTES = 1_000_000
 MAX_SHOWN = 300
 """Characters of a log line in a message."""
 MARKER = "SPEC_HARNESS_ENGINE_PROCESS"
 """Environment variable with a unique value in every process of one engine."""
+ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    # A crash of native code leaves Python's stack in the log.
+    "PYTHONFAULTHANDLER": "1",
+}
+"""What every engine is started with, unless its adapter says otherwise."""
 
 _given_ports: set[int] = set()
 
@@ -81,65 +87,6 @@ def check_port(host: str, port: int) -> None:
             ) from None
 
 
-class PhaseTracker:
-    """Start-up phases from log lines, each stretch of a phase kept apart.
-
-    A line that matches a mark ends the current phase and begins the marked one, unless that is
-    the current one already. A phase that comes back later (weights again, for the drafter) is a
-    new stretch. Times are seconds since the launch.
-    """
-
-    def __init__(self, marks: tuple[PhaseMark, ...]) -> None:
-        self._marks = [(mark.phase, re.compile(mark.pattern)) for mark in marks]
-        self._begun: list[tuple[str, float]] = [(FIRST_PHASE, 0.0)]
-
-    @property
-    def current(self) -> tuple[str, float]:
-        """The current phase and when it began."""
-        return self._begun[-1]
-
-    def feed(self, line: str, now_s: float) -> bool:
-        """Take one log line; True if a phase began with it."""
-        for phase, pattern in self._marks:
-            if pattern.search(line):
-                if phase == self.current[0]:
-                    return False
-                self._begun.append((phase, now_s))
-                return True
-        return False
-
-    def timings(self, end_s: float | None) -> tuple[PhaseTiming, ...]:
-        """All phases so far; the last ends at `end_s`."""
-        ends = [start for _, start in self._begun[1:]] + [end_s]
-        return tuple(
-            PhaseTiming(phase=phase, start_s=start, end_s=end)
-            for (phase, start), end in zip(self._begun, ends, strict=True)
-        )
-
-
-class LogFollower:
-    """Complete new lines of a growing file, read once each. A carriage return ends a line too."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._rest = b""
-
-    def new_lines(self) -> list[str]:
-        try:
-            with open(self._path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = 0  # cut by someone: from its beginning again
-                file.seek(self._offset)
-                data = file.read(MAX_LOG_BYTES)
-        except OSError:
-            return []  # taken away by someone: the engine goes on without
-        self._offset += len(data)
-        *lines, rest = re.split(rb"[\r\n]", self._rest + data)
-        self._rest = rest[-MAX_LINE_BYTES:]
-        return [line.decode("utf-8", "replace") for line in lines if line.strip()]
-
-
 class EngineProcess:
     """Starts what `adapter.launch(spec, workdir)` says and owns it until `stop()`.
 
@@ -170,12 +117,16 @@ class EngineProcess:
         self.ready_s: float | None = None
         self._on_phase = on_phase or (lambda phase, elapsed_s: None)
         self._tracker = PhaseTracker(adapter.phases)
+        self._ledger = PhaseLedger()
+        self._sampled_s = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._marker = uuid.uuid4().hex
         self._started = 0.0
         self._last_beat = 0.0
         self._died_s: float | None = None
         self._code: int | None = None
+        self._kills: dict[str, int] = {}
+        self._kills_after: dict[str, int] | None = None
 
     @property
     def base_url(self) -> str:
@@ -190,7 +141,16 @@ class EngineProcess:
     @property
     def phases(self) -> tuple[PhaseTiming, ...]:
         """The start-up phases seen so far; of a start that failed, the last has no end."""
-        return self._tracker.timings(self.ready_s)
+        sizes = weights_size(self.spec.target), weights_size(self.spec.drafter)
+        timed = with_weights(self._tracker.timings(self.ready_s), *sizes)
+        return tuple(replace(t, use=self._ledger.use(i)) for i, t in enumerate(timed))
+
+    @property
+    def wall_s(self) -> float | None:
+        """How long the start took until readiness, or has taken until now or its end."""
+        if self._process is None:
+            return None
+        return self.ready_s or self._died_s or self._elapsed()
 
     def __enter__(self) -> EngineProcess:
         return self
@@ -208,6 +168,7 @@ class EngineProcess:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         launch = self.adapter.launch(self.spec, self.workdir)
         self.argv = launch.argv
+        self._kills = oom_kills()
         supervisor = str(Path(__file__).with_name("supervise.py"))
         command = [sys.executable, "-I", "-S", supervisor, str(GRACE_S), *launch.argv]
         with open(self.log_path, "wb") as log:
@@ -216,13 +177,14 @@ class EngineProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **launch.env, MARKER: self._marker},
+                env={**os.environ, **ENVIRONMENT, **launch.env, MARKER: self._marker},
                 cwd=launch.cwd or self.workdir,
                 start_new_session=True,
             )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._started = time.monotonic()
+        self._sample(self._tracker.index)
         self._beat(force=True)
 
     def wait_ready(self) -> tuple[PhaseTiming, ...]:
@@ -234,31 +196,43 @@ class EngineProcess:
         follower = LogFollower(self.log_path)
         while True:
             alive = self.alive()
+            running = self._tracker.index
             for line in follower.new_lines():
                 if self._tracker.feed(line, self._elapsed()):
                     self._beat(force=True)
+            stall = self._sample(running, force=self._tracker.index != running)
             if not alive:
                 raise self.failure()
             if self._answers():
                 self.ready_s = self._elapsed()
+                self._sample(self._tracker.index, force=True)
                 return self.phases
             if self._elapsed() > self.deadline_s:
-                raise self._failed(f"not ready after {self.deadline_s:g} s")
-            self._raise_if_stalled()
+                raise self._failed(f"not ready after {self.deadline_s:g} s", kind="deadline")
+            if stall is not None:
+                raise self._stalled(stall)
             self._beat()
             time.sleep(POLL_S)
 
-    def _raise_if_stalled(self) -> None:
-        """Look about once a second; a stall is dissected while it still stands there."""
+    def _sample(self, running: int, *, force: bool = False) -> Stall | None:
+        """Look about once a second, and when a phase has ended: `running` is it, or goes on."""
         assert self.pid is not None
-        stall = self._watch.look(self.pid, self.log_path, self._elapsed(), self._tracker.current[0])
-        if stall is None:
-            return
+        now_s = self._elapsed()
+        if not force and self._sampled_s and now_s - self._sampled_s < SAMPLE_S:
+            return None
+        self._sampled_s = now_s
+        seen = sample(self.pid, self.log_path, now_s)
+        self._ledger.feed(seen, running)
+        return self._watch.feed(seen, self._tracker.current[0])
+
+    def _stalled(self, stall: Stall) -> EngineFailed:
+        """A stall is dissected while it still stands there."""
         from engines.stall import dissect
 
+        assert self.pid is not None
         folder = self.log_path.parent / "stall"
         told = dissect(self.pid, stall, folder=folder, log_path=self.log_path, argv=self.argv)
-        raise self._failed(f"stalled: {told}; taken apart in {folder}")
+        return self._failed(f"stalled: {told}; taken apart in {folder}", kind="stall")
 
     def alive(self) -> bool:
         """Whether the engine's main process runs."""
@@ -281,8 +255,8 @@ class EngineProcess:
             return self._failed("stopped answering")
         if code > 128:
             name = signal.Signals(code - 128).name if code - 128 in _SIGNALS else str(code - 128)
-            hint = " (often: out of memory)" if name == "SIGKILL" else ""
-            return self._failed(f"was ended by {name}{hint}")
+            hint = " (often: out of memory)" if name == "SIGKILL" and not self._starved() else ""
+            return self._failed(f"was ended by {name}{hint}", signal_name=name)
         return self._failed(f"exited with code {code}")
 
     def stop(self) -> None:
@@ -323,7 +297,7 @@ class EngineProcess:
         now = time.monotonic()
         if force or now - self._last_beat >= HEARTBEAT_S:
             self._last_beat = now
-            self._on_phase(self._tracker.current[0], self._elapsed())
+            self._on_phase(self._tracker.said, self._elapsed())
 
     def _answers(self) -> bool:
         connection = http.client.HTTPConnection(
@@ -337,7 +311,15 @@ class EngineProcess:
         finally:
             connection.close()
 
-    def _failed(self, what: str) -> EngineFailed:
+    def _starved(self) -> str | None:
+        """What the kernel killed for want of memory since the launch, in words."""
+        if self._died_s is not None and self._kills_after is None:
+            self._kills_after = oom_kills()  # what is killed later was not it
+        return killed_since(self._kills, self._kills_after or {})
+
+    def _failed(
+        self, what: str, *, signal_name: str | None = None, kind: str | None = None
+    ) -> EngineFailed:
         if self.ready_s is None:
             phase, began = self._tracker.current
             now = self._died_s if self._died_s is not None else self._elapsed()
@@ -345,15 +327,21 @@ class EngineProcess:
         else:
             phase, where = SERVING, " while serving"
         text = read_log(self.log_path)
-        cause = self.adapter.failure_cause(text)
-        tail = tuple(line for line in re.split(r"[\r\n]+", text) if line.strip())[-TAIL_LINES:]
-        tail = tuple(line[:2000] for line in tail)
-        shown = (cause or (tail[-1].strip() if tail else ""))[:MAX_SHOWN]
+        death = cause_of(
+            text,
+            self.adapter.failure_cause(text),
+            signal_name=signal_name,
+            starved=self._starved() if self._code else None,
+        )
+        tail = relevant_lines(text, death.cause, TAIL_LINES)
+        shown = (death.cause or (tail[-1].strip() if tail else ""))[:MAX_SHOWN]
         said = f": {shown}" if shown else ", and its log is empty"
+        advice = f"; {death.advice}" if death.advice and kind is None else ""
         return EngineFailed(
-            f"{self.adapter.name} {what}{where}{said}; log: {self.log_path}",
+            f"{self.adapter.name} {what}{where}{said}{advice}; log: {self.log_path}",
             phase=phase,
-            cause=cause,
+            cause=death.cause,
+            kind=kind or death.kind,
             log_path=self.log_path,
             tail=tail,
         )
@@ -365,15 +353,3 @@ _SIGNALS = frozenset(int(signum) for signum in signal.Signals)
 def _reachable(host: str) -> str:
     """Where a server that listens on `host` is reached from this machine."""
     return "127.0.0.1" if host in ("0.0.0.0", "", "::") else host
-
-
-def read_log(path: Path) -> str:
-    """The log's text; of a very long one the first and the last two megabytes."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return ""
-    if len(data) > MAX_LOG_BYTES:
-        half = MAX_LOG_BYTES // 2
-        data = data[:half] + b"\n[...]\n" + data[-half:]
-    return data.decode("utf-8", "replace")

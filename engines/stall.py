@@ -1,8 +1,9 @@
 """A stalled start taken apart before it is ended: where each process waits, and who is the odd one.
 
 Written into a folder: `processes.txt`, a stack of every process (`stack-PID.txt`, by py-spy, with
-native frames where it can), `log-tail.txt` by rank, `environment.txt` (NCCL and the like),
-`kernel.txt` (the driver's Xid lines), `gpus.txt`, and `reading.txt`: one paragraph.
+native frames where it can), `log-tail.txt` by rank, `environment.txt` (NCCL and the like, and where
+ranks differ in it), `kernel.txt` (the driver's Xid lines), `gpus.txt`, and `reading.txt`: one
+paragraph. What is known of such stalls is in `engines.signatures`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import psutil
 
 from engines.activity import Stall, tree
+from engines.signatures import stall_advice
 
 DUMP_S = 20.0
 TAIL_LINES = 15
@@ -91,8 +93,9 @@ def dissect(pid: int, stall: Stall, *, folder: Path, log_path: Path, argv: Seque
     folder.mkdir(parents=True, exist_ok=True)
     processes = sorted(tree(pid), key=lambda process: process.pid)  # parents come first
     _write(folder / "processes.txt", _table(processes))
-    stacks = [stack_of(process, folder) for process in processes]
     log = _log_tail(log_path)
+    named = _named_in(log)
+    stacks = [stack_of(process, folder, named.get(process.pid)) for process in processes]
     _write(folder / "log-tail.txt", log)
     _write(folder / "environment.txt", _environment(processes))
     _write(folder / "command.txt", "\n".join(argv) + "\n")
@@ -103,13 +106,16 @@ def dissect(pid: int, stall: Stall, *, folder: Path, log_path: Path, argv: Seque
     return text
 
 
-def stack_of(process: psutil.Process, folder: Path) -> Stack | None:
-    """A process's stack, kept in `folder` too; None where it has gone meanwhile."""
+def stack_of(process: psutil.Process, folder: Path, logged: str | None = None) -> Stack | None:
+    """A process's stack, kept in `folder` too; None where it has gone meanwhile.
+
+    `logged`: what it calls itself in the log, for a process whose title does not tell its rank.
+    """
     try:
         name, state = _title(process), process.status()
     except psutil.Error:
         return None
-    found = RANK.search(name)
+    found = RANK.search(name) or RANK.search(logged or "")
     rank = int(found[1]) if found else None
     text, threads, error = _dump(process.pid, stopped=state == psutil.STATUS_STOPPED)
     _write(folder / f"stack-{process.pid}.txt", text)
@@ -186,7 +192,12 @@ def reading(stall: Stall, stacks: Sequence[Stack], log: str) -> str:
     unread = [s for s in stacks if s.error]
     if unread:
         parts.append(f"no stack of {_names(unread)}: {unread[0].error}")
-    parts += [advice for found, advice in KNOWN if found.search(_everything(stacks, log))]
+    parts += stall_advice(
+        functions="\n".join(frame for s in stacks for frame in s.frames),
+        files="\n".join(path for s in stacks for path in s.paths),
+        log=log,
+        phase=stall.phase,
+    )
     return "; ".join(parts)
 
 
@@ -217,44 +228,6 @@ def _names(stacks: Iterable[Stack]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-KNOWN: tuple[tuple[re.Pattern[str], str], ...] = (
-    (
-        re.compile(r"all_reduce|all_gather|broadcast|barrier|_object_list", re.I),
-        "ranks that wait inside a collective wait for one that never came: look at the odd rank's "
-        "stack; NCCL_DEBUG=INFO in engine.extra_env tells more",
-    ),
-    (
-        re.compile(r"init_process_group|TCPStore|_store_based_barrier|rendezvous", re.I),
-        "the ranks have not found each other: check the address and port they meet at, a firewall, "
-        "and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME on machines with several networks",
-    ),
-    (
-        re.compile(r"custom_all_reduce|CustomAllreduce|register_graph_buffers", re.I),
-        "the custom all-reduce hangs where GPUs cannot reach each other's memory: start with "
-        "--disable-custom-all-reduce",
-    ),
-    (
-        re.compile(r"snapshot_download|http_get|hf_hub_download|urlopen|_download", re.I),
-        "a download waits for the network: give a local folder as target.path, or set "
-        "HF_HUB_OFFLINE=1",
-    ),
-    (
-        re.compile(r"filelock|FileLock|\bflock\b|_acquire\b.*lock", re.I),
-        "a file lock is held by another process: end what was left of an earlier start, or remove "
-        "its lock file",
-    ),
-    (
-        re.compile(r"nvcc|ninja|load_inline|cpp_extension|jit_compile|build_and_load", re.I),
-        "kernels are being compiled, or wait for another process's compilation to end",
-    ),
-)
-"""Signs in stacks and log, and what to do."""
-
-
-def _everything(stacks: Sequence[Stack], log: str) -> str:
-    return "\n".join([*("\n".join(s.frames) for s in stacks), log])
-
-
 def _table(processes: Sequence[psutil.Process]) -> str:
     rows = [f"{'pid':>8} {'parent':>8} {'state':<12} {'cpu s':>8} {'MiB':>8}  command"]
     for process in processes:
@@ -266,6 +239,11 @@ def _table(processes: Sequence[psutil.Process]) -> str:
                 f"{' '.join(process.cmdline())[:300]}"
             )
     return "\n".join(rows) + "\n"
+
+
+def _named_in(log: str) -> dict[int, str]:
+    """Processes by the names that their lines begin with, such as `(Worker_TP1 pid=77)`."""
+    return {int(pid): name for name, pid in re.findall(r"^\((\w+) pid=(\d+)\)", log, re.M)}
 
 
 def _log_tail(path: Path) -> str:
@@ -286,14 +264,25 @@ def _log_tail(path: Path) -> str:
 
 
 def _environment(processes: Sequence[psutil.Process]) -> str:
-    """What steers the engine's communication, as its first process has it; secrets left out."""
-    variables: Mapping[str, str] = {}
+    """What steers the engine's communication: its first process's, then what others have apart.
+
+    Secrets are left out.
+    """
+    told: list[tuple[str, dict[str, str]]] = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
             variables = process.environ()
-            break
-    shown = sorted(k for k in variables if SHOWN_ENVIRONMENT.match(k) and not SECRET.search(k))
-    return "".join(f"{key}={variables[key]}\n" for key in shown) or "nothing set\n"
+            names = sorted(k for k in variables if SHOWN_ENVIRONMENT.match(k))
+            shown = {name: variables[name] for name in names if not SECRET.search(name)}
+            told.append((f"{_title(process)} ({process.pid})", shown))
+    first = told[0][1] if told else {}
+    parts = ["".join(f"{key}={value}\n" for key, value in first.items()) or "nothing set\n"]
+    for who, own in told[1:]:
+        apart = [f"{key}={value}\n" for key, value in own.items() if first.get(key) != value]
+        apart += [f"{key} is not set\n" for key in first if key not in own]
+        if apart:
+            parts.append(f"== {who}, where it differs\n{''.join(apart)}")
+    return "".join(parts)
 
 
 def _said_by(command: list[str], keep: str | None = None) -> str:

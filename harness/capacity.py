@@ -29,6 +29,7 @@ from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request
 from harness.progress import Progress
 from harness.records import VARIANTS, Cell, LoadPoint, Manifest, Variant
+from harness.resume import check_same
 from harness.run import (
     Outcome,
     begin,
@@ -114,8 +115,8 @@ def capacity(request: Request, wanted: Wanted, progress: Progress) -> Outcome[Su
     return _go_on(prepared, search, folder, progress)
 
 
-def resume(path: Path, progress: Progress) -> Outcome[Summary]:
-    """Go on with a search that was cut short. Raises `UsageError`."""
+def resume(path: Path, progress: Progress, *, anyway: bool = False) -> Outcome[Summary]:
+    """Go on with a search that was cut short; `anyway` as of a run. Raises `UsageError`."""
     folder = RunFolder(path.resolve())
     manifest = folder.manifest()
     request = request_in(folder, manifest)
@@ -127,6 +128,7 @@ def resume(path: Path, progress: Progress) -> Outcome[Summary]:
                 "start anew"
             )
     search = _search_in(manifest, folder)
+    check_same(folder, prepared, progress, anyway=anyway)
     tell_damaged(folder, progress)
     return _go_on(prepared, search, folder, progress)
 

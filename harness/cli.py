@@ -204,12 +204,19 @@ def request_of(
 
 
 @app.command()
-def resume(run_folder: RunFolder, as_json: parameters.AnyJson = False) -> None:
+def resume(
+    run_folder: RunFolder,
+    anyway: Annotated[
+        bool,
+        typer.Option("--anyway", help="Also on a changed machine, or with changed code or models."),
+    ] = False,
+    as_json: parameters.AnyJson = False,
+) -> None:
     """Measure the cells that a run lacks, and sum it up anew."""
     from harness.progress import make_progress
 
     with make_progress() as progress:
-        outcome = story_of(run_folder.resolve()).resume(run_folder, progress)
+        outcome = story_of(run_folder.resolve()).resume(run_folder, progress, anyway=anyway)
     finish(outcome, as_json)
 
 

@@ -144,11 +144,27 @@ class EngineCounters(Record, frozen=True, kw_only=True):
 
 
 class Phase(Record, frozen=True, kw_only=True):
-    """One start-up phase: seconds since the launch; `end_s` None if it never ended."""
+    """One start-up phase: seconds since the launch; `end_s` None if it never ended.
+
+    Every instant of a start belongs to one phase. `progress`: the last count of a progress bar in
+    it, of all. `weight_bytes`: the size of the checkpoint loaded in it. The rest is what the
+    engine's processes used, by samples: storage read and written, what read calls gave (page cache,
+    pipes and sockets too), the whole machine's network without loopback, the most resident memory
+    of all processes together, and of the GPUs the most above what was used at the launch.
+    """
 
     phase: str
     start_s: float
     end_s: float | None
+    progress: tuple[int, int] | None = None
+    weight_bytes: int | None = None
+    cpu_s: float | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    read_call_bytes: int | None = None
+    network_bytes: int | None = None
+    rss_bytes: int | None = None
+    gpu_bytes: int | None = None
 
 
 class ClientFigures(Record, frozen=True, kw_only=True):
@@ -258,7 +274,12 @@ class Setting(Record, frozen=True, kw_only=True):
 
 
 class Manifest(Record, frozen=True, kw_only=True):
-    """Everything needed to know what was run, where, and to run it again."""
+    """Everything needed to know what was run, where, and to run it again.
+
+    `engine_versions`: packages of each launched engine's own environment. `digests`: each engine's
+    `target` and `drafter`, identified by samples of their files. `git_diff` identifies uncommitted
+    changes. `changes`: what was not as at the beginning when the run was gone on with anyway.
+    """
 
     schema_version: str
     run_id: str
@@ -271,13 +292,17 @@ class Manifest(Record, frozen=True, kw_only=True):
     git_dirty: bool | None
     clock_anchor: dict[str, Any]
     cells: tuple[Cell, ...]
+    git_diff: str | None = None
+    engine_versions: dict[str, dict[str, str]] = {}
+    digests: dict[str, dict[str, str | None]] = {}
+    changes: tuple[str, ...] = ()
 
 
 class LaunchRecord(Record, frozen=True, kw_only=True):
     """One start of an engine: the command it was given, its phases, and why it failed if it did.
 
     `label` says how an attached server's variant was found out; None for a launched engine.
-    `variant_known`: whether it could be.
+    `variant_known`: whether it could be. `wall_s`: from the launch to readiness, or to the failure.
     """
 
     name: str
@@ -290,3 +315,4 @@ class LaunchRecord(Record, frozen=True, kw_only=True):
     failure: str | None = None
     label: str | None = None
     variant_known: bool = True
+    wall_s: float | None = None

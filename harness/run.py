@@ -26,7 +26,7 @@ from harness.load.interrupt import held, signal_of
 from harness.load.prompts.datasets import Prompt, allot
 from harness.load.streaming.plain import plain_client
 from harness.measure.counters import CounterReader, CounterWindow
-from harness.measure.environment import clock_anchor, environment, git_state, versions
+from harness.measure.environment import clock_anchor
 from harness.measure.metrics import window_ns
 from harness.measure.store import RunFolder, to_json
 from harness.measure.table import RequestTable
@@ -44,11 +44,11 @@ from harness.probes import (
 )
 from harness.progress import Progress
 from harness.records import SCHEMA_VERSION, Cell, Manifest, Timeline
+from harness.resume import check_same, made_with
 from harness.serving import Server, acceptance_reader, asking_of, launched, warm_up
 from harness.stored import analyse, read_run, report
 
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-ROOT = Path(__file__).resolve().parents[1]
 
 
 class Told(Protocol):
@@ -279,7 +279,7 @@ def begin(request: Request, prepared: list[Prepared]) -> RunFolder:
     now = datetime.now(UTC)
     names = "-".join(p.name for p in prepared)
     run_id = f"{now:%Y%m%d-%H%M%S}-{names}-{secrets.token_hex(2)}"
-    commit, dirty = git_state(ROOT)
+    made = made_with(prepared)
     folder = RunFolder((request.out / run_id).resolve())
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
@@ -287,12 +287,9 @@ def begin(request: Request, prepared: list[Prepared]) -> RunFolder:
         created=now.isoformat(timespec="seconds"),
         command=request.command,
         plan=plan_of(request, prepared),
-        environment=environment(),
-        versions=versions(),
-        git_commit=commit,
-        git_dirty=dirty,
         clock_anchor=clock_anchor(),
         cells=tuple(c for p in prepared for c in p.cells),
+        **msgspec.structs.asdict(made),
     )
     try:
         folder.path.mkdir(parents=True)
@@ -347,8 +344,11 @@ def request_in(folder: RunFolder, manifest: Manifest) -> Request:
         ) from None
 
 
-def resume(path: Path, progress: Progress) -> Outcome[Summary]:
-    """Measure the cells that a run lacks, by its own plan. Raises `UsageError`."""
+def resume(path: Path, progress: Progress, *, anyway: bool = False) -> Outcome[Summary]:
+    """Measure the cells that a run lacks, by its own plan and seeds. Raises `UsageError`.
+
+    `anyway`: also where the machine, the code or the checkpoints are not those it was begun with.
+    """
     folder = RunFolder(path.resolve())
     manifest = folder.manifest()
     request = request_in(folder, manifest)
@@ -363,6 +363,8 @@ def resume(path: Path, progress: Progress) -> Outcome[Summary]:
         )
     tell_damaged(folder, progress)
     missing = [c for c in cells if not folder.has_cell(c.cell_id)]
+    if missing:
+        check_same(folder, prepared, progress, anyway=anyway)
     progress.say(f"{len(missing)} of {len(cells)} cells are missing")
     return measure(prepared, folder, progress)
 

@@ -115,7 +115,17 @@ class AttachedServer:
 
 def phases_of(process: EngineProcess) -> tuple[Phase, ...]:
     """The process's start-up phases as records."""
-    return tuple(Phase(phase=p.phase, start_s=p.start_s, end_s=p.end_s) for p in process.phases)
+    return tuple(
+        Phase(
+            phase=p.phase,
+            start_s=p.start_s,
+            end_s=p.end_s,
+            progress=p.progress,
+            weight_bytes=p.weight_bytes,
+            **({} if p.use is None else vars(p.use)),
+        )
+        for p in process.phases
+    )
 
 
 class Started:
@@ -124,6 +134,7 @@ class Started:
     def __init__(self) -> None:
         self.phases: tuple[Phase, ...] = ()
         self.argv: tuple[str, ...] = ()
+        self.wall_s: float | None = None
 
 
 @contextmanager
@@ -140,7 +151,9 @@ def serving(
     what = f"{prepared.name} {variant}"
 
     def on_phase(phase: str, elapsed_s: float) -> None:
-        progress.stage(f"starting {what}: {phase}")
+        # With a count each beat is a new text, whose own clock begins anew: the launch's is told.
+        since = f", {elapsed_s:.0f} s since the launch" if " of " in phase else ""
+        progress.stage(f"starting {what}: {phase}{since}")
 
     with EngineProcess(
         prepared.adapter,
@@ -156,6 +169,7 @@ def serving(
             process.wait_ready()
         finally:
             started.phases, started.argv = phases_of(process), process.argv
+            started.wall_s = process.wall_s
         yield LaunchedServer(process)
 
 
@@ -186,6 +200,7 @@ def launched(
             failure=failure,
             label=prepared.label,
             variant_known=prepared.variant_known,
+            wall_s=started.wall_s,
         )
         write_atomic(launch_dir / LAUNCH, to_json(record))
 

@@ -35,6 +35,7 @@ from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request
 from harness.progress import Progress
 from harness.records import SCHEMA_VERSION, Axis, Cell, Setting, Variant
+from harness.resume import check_same
 from harness.run import (
     Outcome,
     begin,
@@ -87,8 +88,8 @@ def sweep(request: Request, over: Sequence[str], progress: Progress) -> Outcome[
     return _measure(folder, told, parts, progress)
 
 
-def resume(path: Path, progress: Progress) -> Outcome[Sweep]:
-    """Measure what a sweep lacks. Raises `UsageError`."""
+def resume(path: Path, progress: Progress, *, anyway: bool = False) -> Outcome[Sweep]:
+    """Measure what a sweep lacks; `anyway` as of a run. Raises `UsageError`."""
     folder = path.resolve()
     told = read_sweep(folder)
     try:
@@ -106,6 +107,7 @@ def resume(path: Path, progress: Progress) -> Outcome[Sweep]:
                 f"{folder / part.setting.run}: what it was run with has changed since; start a new "
                 "sweep"
             )
+        check_same(RunFolder(folder / part.setting.run), part.prepared, progress, anyway=anyway)
     return _measure(folder, told, parts, progress)
 
 

@@ -153,7 +153,20 @@ def run_cautions(
             found.append(_many_failed(run, engine, load))
         found.extend(fairness_cautions(run, engine, comparisons, metrics))
     found.extend(_labels(run))
+    found.append(_changed(run))
     return tuple(c for c in found if c is not None)
+
+
+def _changed(run: RunData) -> Caution | None:
+    """Whether it was gone on with although what its figures depend on had changed."""
+    changes = run.manifest.changes
+    if not changes:
+        return None
+    return Caution(
+        code="environment_changed",
+        text=f"it was gone on with although {'; '.join(changes)}",
+        advice="Cells from before and after must not be compared: start a new run for a verdict.",
+    )
 
 
 def _cells_missing(run: RunData, engine: str) -> Caution | None:

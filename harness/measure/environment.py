@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -83,21 +84,27 @@ def versions() -> dict[str, str | None]:
 def git_state(root: Path) -> tuple[str | None, bool | None]:
     """The commit of the checkout that runs, and whether tracked files differ from it."""
 
-    def ask(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(root), *arguments],
-                capture_output=True, text=True, timeout=10, check=False,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = ask("rev-parse", "HEAD")
+    commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None, None
-    status = ask("status", "--porcelain", "--untracked-files=no")
-    return commit, None if status is None else bool(status)
+    status = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return commit.decode().strip(), None if status is None else bool(status.strip())
+
+
+def git_diff(root: Path) -> str | None:
+    """Identifies what tracked files differ in from the commit; None where git does not tell."""
+    diff = _git(root, "diff", "--no-ext-diff", "--no-color", "HEAD")
+    return None if diff is None else hashlib.sha256(diff).hexdigest()[:16]
+
+
+def _git(root: Path, *arguments: str) -> bytes | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def clock_anchor() -> dict[str, Any]:

@@ -15,6 +15,7 @@ from harness.report.acceptance import acceptance_tables
 from harness.report.definitions import DEFINITIONS
 from harness.report.frontier import ProbeTable, paragraphs, tables
 from harness.report.output import OUTPUT_COLUMNS, output_rows
+from harness.report.plot_startup import all_starts
 from harness.report.pooled import PooledAcceptance
 from harness.report.repeat import Repeat, repeat_of
 from harness.report.rows import (
@@ -25,6 +26,7 @@ from harness.report.rows import (
     window_rules,
 )
 from harness.report.run_data import RunData
+from harness.report.startup import PHASE_COLUMNS, first_of_each_side, phase_table, side_by_side
 from harness.report.style import Plot
 from harness.report.verdict import standing, verdict_sentences
 from harness.report.view import Group, MetricRow
@@ -85,6 +87,10 @@ class Page:
     output_columns: tuple[str, ...]
     output: list[tuple[str, str, str]]
     plots: list[Plot]
+    startup_columns: tuple[str, ...]
+    startup: list[tuple[str, ...]]
+    phase_columns: tuple[str, ...]
+    phases: list[tuple[str, list[tuple[str, ...]]]]
     cell_columns: tuple[str, ...]
     cells: list[list[tuple[str, str]]]
     repeat: Repeat | None
@@ -102,6 +108,8 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
     probes = found is not None and any(side.probes for side in found.variants)
     columns = _overview_columns(groups)
     measured = {cell.variant for cell in summary.cells}
+    starts = all_starts(run)
+    startup_columns, startup = side_by_side(starts) if starts else ((), [])
     hidden = 3 if measured == {"baseline"} else 1 if measured == {"speculative"} else 0
     return Page(
         title=words.one_line(summary.title or summary.run_id, 120).lstrip("/"),
@@ -111,7 +119,9 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
         standing="capacity" if found else standing(summary),
         verdict=paragraphs(found) if found else verdict_sentences(summary),
         probes=tables(found) if found else [],
-        sections=_sections(probes, len(failures), len(cautions), output=bool(output)),
+        sections=_sections(
+            probes, len(failures), len(cautions), output=bool(output), startup=bool(starts)
+        ),
         failures=failures,
         cautions=cautions,
         groups=[
@@ -128,6 +138,10 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
         output_columns=OUTPUT_COLUMNS,
         output=output,
         plots=plots,
+        startup_columns=startup_columns,
+        startup=startup,
+        phase_columns=PHASE_COLUMNS,
+        phases=[(name, phase_table(s)) for name, s in first_of_each_side(starts).items()],
         cell_columns=CELL_COLUMNS[: len(CELL_COLUMNS) - hidden],
         cells=[_cell_row(cell)[: len(CELL_COLUMNS) - hidden] for cell in summary.cells],
         repeat=repeat_of(manifest, run.launches) if manifest else None,
@@ -135,7 +149,9 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
     )
 
 
-def _sections(probes: bool, failures: int, cautions: int, *, output: bool) -> list[tuple[str, str]]:
+def _sections(
+    probes: bool, failures: int, cautions: int, *, output: bool, startup: bool
+) -> list[tuple[str, str]]:
     """Anchor and heading of each part of the page that there is."""
     return [
         *([("probes", "Probes")] if probes else []),
@@ -144,6 +160,7 @@ def _sections(probes: bool, failures: int, cautions: int, *, output: bool) -> li
         ("results", "Results"),
         *([("output", "Output")] if output else []),
         ("figures", "Figures"),
+        *([("startup", "Start-up")] if startup else []),
         ("cells", "Cells"),
         ("repeat", "To repeat it"),
         ("words", "Definitions"),

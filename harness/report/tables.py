@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.findings import Summary
@@ -18,6 +19,7 @@ from harness.report.rows import (
     sides,
     window_rules,
 )
+from harness.report.startup import Start, side_by_side, starts_of
 from harness.report.verdict import Standing, standing, verdict_sentence
 from harness.report.view import Group, MetricRow
 from harness.report.width import WIDTH, output_width
@@ -65,6 +67,9 @@ def render_summary(summary: Summary, width: int = WIDTH) -> RenderableType:
     if groups:
         parts.append(Text(how_pooled(groups), style="dim"))
         parts.append(Text(window_rules(groups), style="dim"))
+    starts = starts_of(summary)
+    if starts:
+        parts.append(_startup_table(starts, narrow=narrow))
     parts.extend(_notes(summary))
     return Stack(*parts)
 
@@ -173,6 +178,16 @@ def _category_table(group: Group, *, narrow: bool) -> Table:
         # The widest figure or word; a name that is longer still is folded.
         least = min(22, max(map(len, (*short.split(), *(row[i] for row in rows)))))
         table.add_column(short, justify="right" if i else "left", overflow="fold", min_width=least)
+    for row in rows:
+        table.add_row(*map(_plain, row))
+    return table
+
+
+def _startup_table(starts: Sequence[Start], *, narrow: bool) -> Table:
+    columns, rows = side_by_side(starts)
+    table = _table("Start-up, seconds by stage", narrow)
+    for i, name in enumerate(columns):
+        table.add_column(_plain(name), justify="right" if i else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_plain, row))
     return table

@@ -21,6 +21,7 @@ from engines.activity import budgets, tree
 from engines.base import EngineFailed, EngineUsageError, ServeSpec
 from engines.catalog import adapter
 from engines.install import engine_python
+from engines.phases import weights_size
 from engines.process import EngineProcess, check_port, free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
@@ -164,4 +165,7 @@ def test_clean_starts_raise_no_false_alarm(
     assert process.ready_s is not None
     told = sum((p.end_s or 0.0) - p.start_s for p in phases)
     assert abs(told - process.ready_s) <= 0.02 * process.ready_s
+    loads = [p for p in phases if p.weight_bytes is not None]
+    assert [p.weight_bytes for p in loads] == [weights_size(demo_pair / "target")]
+    assert all(p.use is not None and p.use.rss_bytes > 0 for p in loads)
     assert not (tmp_path / "stall").exists()

@@ -26,7 +26,8 @@ from engines.base import (
     PhaseMark,
     ServeSpec,
 )
-from engines.process import EngineProcess, LogFollower, PhaseTracker, check_port, free_port
+from engines.phases import LogFollower, PhaseTracker
+from engines.process import EngineProcess, check_port, free_port
 
 SERVER = """
     import http.server, os, signal, subprocess, sys, time
@@ -66,6 +67,22 @@ SERVER = """
         sys.exit(9)
     if mode == "hang":
         time.sleep(600)
+    if mode == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if mode == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "starved":
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        bytearray(1 << 33)
+    if mode == "port":
+        import socket
+        first = socket.create_server(("127.0.0.1", port))
+    if mode == "flag":
+        import argparse
+        parser = argparse.ArgumentParser(prog="server")
+        parser.add_argument("--max-model-len")
+        parser.parse_args(["--max-modle-len", "7"])
     print("begin drafter", flush=True)
     print("begin weights", flush=True)
     if mode == "stubborn":
@@ -181,7 +198,11 @@ def test_ready_phases_and_stop(make: Any) -> None:
         assert [phase.phase for phase in phases] == ["launch", "weights", "drafter", "weights"]
         assert phases[0].start_s == 0.0
         assert [p.end_s for p in phases[:-1]] == [p.start_s for p in phases[1:]]
-        assert phases[-1].end_s == engine.ready_s
+        assert phases[-1].end_s == engine.ready_s == engine.wall_s
+        # A server of Python's own takes some tenths of a second to come up.
+        uses = [p.use for p in phases if p.use is not None]
+        assert sum(u.cpu_s for u in uses) > 0
+        assert max(u.rss_bytes for u in uses) > 1_000_000
         assert seen[:2] == ["launch", "weights"]
         assert engine.base_url == f"http://127.0.0.1:{engine.spec.port}"
         pid = engine.pid
@@ -236,6 +257,39 @@ def test_death_in_start_up(make: Any) -> None:
     assert "\n" not in str(error)
     assert "exited with code 7" in str(error)
     assert str(engine.log_path) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "said"),
+    [
+        ("port", "port", r"exited with code 1 .*Address already in use; port taken: "),
+        ("flag", "flag", r"code 2 .*unrecognized .*; wrong flag: --max-modle-len may be meant as "),
+        ("crash", "crash", r"was ended by SIGSEGV .*Segmentation fault in <module> \(server.py"),
+        ("starved", "out_of_memory", r"exited with code 1 .*MemoryError; out of memory: lower"),
+        ("killed", "crash", r"was ended by SIGKILL \(often: out of memory\) in start-up phase"),
+    ],
+)
+def test_each_way_to_die_has_its_own_line(make: Any, mode: str, kind: str, said: str) -> None:
+    engine = make(mode)
+    engine.start()
+    with pytest.raises(EngineFailed, match=said) as caught:
+        engine.wait_ready()
+    assert caught.value.kind == kind
+    assert "\n" not in str(caught.value)
+
+
+def test_a_kill_that_the_kernel_counted_is_one_for_want_of_memory(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter([{"control group": 1}, {"control group": 2}])
+    monkeypatch.setattr("engines.process.oom_kills", lambda: next(counts))
+    engine = make("killed")
+    engine.start()
+    with pytest.raises(EngineFailed, match="the kernel killed 1 process of its control") as caught:
+        engine.wait_ready()
+    assert caught.value.kind == "out_of_memory"
+    assert "often" not in str(caught.value)
+    assert engine.failure().kind == "out_of_memory"  # read once, at the death
 
 
 def test_death_is_told_before_the_leftovers_are_cleared(make: Any) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engines.base import EngineUsageError, RequestAcceptance, ServeSpec
 from engines.openai import OpenAIAdapter
-from engines.process import PhaseTracker
+from engines.phases import PhaseTracker
 from engines.prometheus import once, parse, total, total_by_position
 from engines.vllm import VllmAdapter
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.process import PhaseTracker
+from engines.phases import PhaseTracker
 from engines.sglang import SglangAdapter
 
 LOG = """\
