@@ -203,6 +203,9 @@ def measure_cell(
     try:
         counted = CounterWindow(reader)
         progress.cell(title, cell.load.num_requests)
+        watch = server.watch
+        if watch is not None:
+            watch.begin()
         driven = drive(
             asking_of(prepared, server, cell.variant),
             prompts,
@@ -214,6 +217,8 @@ def measure_cell(
             workers=prepared.plan.load.workers,
             read_acceptance=acceptance_reader(prepared.adapter, cell.variant),
         )
+        if watch is not None:
+            watch.end()
         reason = driven.interrupted
         records = RequestTable.of(driven.records)
         if reason is None and not records.answered.all():
@@ -225,8 +230,9 @@ def measure_cell(
     error = server.failed(reason) if reason else None
     timeline = _timeline(server, driven, records, error)
     counters = counted.difference(cut_short=timeline.interrupted)
+    series = None if watch is None else watch.series()
     with held():  # a measured cell is kept, whatever comes in between
-        folder.save_cell(cell.cell_id, records, counters, timeline, server.log_path)
+        folder.save_cell(cell.cell_id, records, counters, timeline, server.log_path, series)
     if error is not None:
         raise error
     progress.cell_done()

@@ -29,6 +29,7 @@ from harness.prepare import Prepared, api_key, served_name
 from harness.progress import Progress
 from harness.records import Cell, DraftCounts, LaunchRecord, LoadPoint, Phase, Variant
 from harness.stored import LAUNCH
+from harness.telemetry import Watch, watching
 
 DEATH_SEEN_S = 1.0
 
@@ -41,6 +42,8 @@ class Server(Protocol):
     phases: tuple[Phase, ...]
     ready_s: float | None
     log_path: Path | None
+    pid: int | None
+    watch: Watch | None
 
     def gone(self) -> str | None:
         """Why the server no longer answers, or None while it does."""
@@ -55,9 +58,12 @@ class Server(Protocol):
 class LaunchedServer:
     """An engine of the harness's own."""
 
+    watch: Watch | None = None
+
     def __init__(self, process: EngineProcess) -> None:
         self._process = process
         self.url = process.base_url
+        self.pid = process.pid
         self.argv = process.argv
         self.ready_s = process.ready_s
         self.log_path: Path | None = process.log_path
@@ -90,6 +96,8 @@ class AttachedServer:
     phases: tuple[Phase, ...] = ()
     ready_s: float | None = None
     log_path: Path | None = None
+    pid: int | None = None
+    watch: Watch | None = None
 
     def __init__(self, url: str, client: ClientSection) -> None:
         self.url = url
@@ -167,7 +175,10 @@ def launched(
     failure: str | None = None
     server: Server | None = None
     try:
-        with serving(prepared, variant, launch_dir, progress, started) as server:
+        with (
+            serving(prepared, variant, launch_dir, progress, started) as server,
+            watching(prepared, server.url, server.pid) as server.watch,
+        ):
             yield server
     except Exception as error:
         told = isinstance(error, EngineError | HarnessError)

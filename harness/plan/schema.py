@@ -188,6 +188,12 @@ class ClientSection(Section, frozen=True, kw_only=True):
     connect_timeout_s: PositiveFloat = 10.0
 
 
+class TelemetrySection(Section, frozen=True, kw_only=True):
+    """How often GPUs, host and engine are sampled, in seconds; 0: not at all."""
+
+    interval_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 1.0
+
+
 class SloSection(Section, frozen=True, kw_only=True):
     """Service levels a request must meet to count in the goodput; None: no such level."""
 
@@ -241,6 +247,7 @@ class Plan(Section, frozen=True, kw_only=True):
     workload: WorkloadSection = WorkloadSection()
     client: ClientSection = ClientSection()
     slo: SloSection = SloSection()
+    telemetry: TelemetrySection = TelemetrySection()
     sampling: SamplingSection = SamplingSection()
     compare: CompareSection = CompareSection()
 
