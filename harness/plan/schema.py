@@ -26,6 +26,9 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class EngineSection(Section, frozen=True, kw_only=True):
     """How the engine is served; `extra_args` and `extra_env` are passed on as they are.
 
+    `command_prefix`: the program that starts it elsewhere, such as `ssh HOST`; `host`: where it
+    listens; `reach`: the name by which it is reached from here, None: by `host` (docs/deploy.md).
+
     `stall_patience` multiplies how long nothing may happen in a start before it is dissected and
     ended; 0 waits for `startup_deadline_s` alone.
     """
@@ -43,6 +46,9 @@ class EngineSection(Section, frozen=True, kw_only=True):
     startup_deadline_s: PositiveFloat = 600.0
     stall_patience: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0
     api_key_env: str | None = None
+    command_prefix: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    reach: str | None = None
     extra_args: tuple[str, ...] = ()
     extra_env: dict[str, str] = {}
 
