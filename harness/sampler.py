@@ -164,7 +164,7 @@ def main(arguments: list[str]) -> int:
     spool = Spool(Path(arguments[0]))
     tickers = [Ticker(Hardware(spool, orders.pid).sample, orders.interval_s)]
     if orders.metrics_url is None:
-        spool.tell(About(missing={"engine": "the server publishes no metrics"}))
+        spool.tell(About(missing={"engine": "no metrics page, or several replicas"}))
     else:
         try:
             tickers.append(Ticker(Server(spool, orders).sample, orders.interval_s))

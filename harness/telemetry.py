@@ -144,12 +144,15 @@ class Watch:
 
 @contextmanager
 def watching(prepared: Prepared, url: str, pid: int | None) -> Iterator[Watch | None]:
-    """A watch on a server while the block lasts; None where the plan wants none."""
+    """A watch on a server while the block lasts; None where the plan wants none.
+
+    Of several replicas (their `url`s joined by commas) the gauges are not sampled.
+    """
     plan = prepared.plan
     if not plan.telemetry.interval_s:
         yield None
         return
-    path = prepared.adapter.metrics_path
+    path = prepared.adapter.metrics_path if "," not in url else None
     watch = Watch(
         Orders(
             interval_s=plan.telemetry.interval_s,

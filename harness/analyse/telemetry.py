@@ -197,7 +197,9 @@ def on_these_gpus(run: RunData, data: CellData) -> bool:
 def _local(run: RunData, data: CellData) -> bool:
     urls = (run.manifest.plan.get("request") or {}).get("urls") or {}
     url = urls.get(data.cell.variant) or urls.get("") or ""
-    return urlsplit(url if "//" in url else f"//{url}").hostname in LOCAL
+    return all(
+        urlsplit(one if "//" in one else f"//{one}").hostname in LOCAL for one in url.split(",")
+    )
 
 
 def telemetry_cautions(
