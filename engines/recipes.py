@@ -82,6 +82,7 @@ VLLM = Recipe(
     report=("vllm", "torch", "transformers", "flashinfer-python"),
     steps=(
         _VENV,
+        _pip_install("install torch (CUDA)", "torch==2.13.0"),  # the engine's own pin
         _pip_install("install vLLM for CUDA", "vllm==0.32.0"),
         Step(
             title="check by importing vLLM",
@@ -167,6 +168,7 @@ SGLANG = Recipe(
     report=("sglang", "sglang-kernel", "torch", "transformers", "flashinfer-python"),
     steps=(
         _VENV,
+        _pip_install("install torch (CUDA)", "torch==2.14.1"),  # the engine's own pin
         _pip_install("install SGLang for CUDA", "sglang==0.5.23"),
         Step(
             title="check by importing SGLang",
@@ -209,4 +211,4 @@ SPECULATORS = Recipe(
     ),
 )
 
-RECIPES = {recipe.name: recipe for recipe in (VLLM_CPU, VLLM, SGLANG_CPU, SGLANG, SPECULATORS)}
+RECIPES = {recipe.name: recipe for recipe in (VLLM_CPU, SGLANG_CPU, VLLM, SGLANG, SPECULATORS)}
