@@ -56,7 +56,9 @@ class ServeSpec:
     step (chain drafting). `forced_length` None: drafts are verified; else a step is made to yield
     so many tokens on average, and the output is wrong by design. `max_num_seqs`, `kv_cache_gib` and
     `threads` None leave the engine's default. `temperature` is the highest that requests will ask
-    for. `extra_args` and `extra_env` come from the profile and are passed on as they are, last.
+    for. `command_prefix` starts the command elsewhere (`engines.prefix`), and `reach` is the host
+    name by which the server is then reached; None: by `host`. `extra_args` and `extra_env` come
+    from the profile and are passed on as they are, last.
 
     `nodes` above 1: the command is that of node `node_rank` of a deployment that meets at `head`
     (host:port of the first node, which serves). `python` None: that of the engine's environment.
@@ -82,6 +84,8 @@ class ServeSpec:
     threads: int | None = None
     trust_remote_code: bool = False
     reasoning_parser: str | None = None
+    command_prefix: tuple[str, ...] = ()
+    reach: str | None = None
     extra_args: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1

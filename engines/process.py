@@ -35,6 +35,7 @@ from engines.base import (
 from engines.ledger import PhaseLedger
 from engines.oom import killed_since, oom_kills
 from engines.phases import LogFollower, PhaseTracker, read_log, weights_size, with_weights
+from engines.prefix import is_elsewhere, through
 from engines.signatures import cause_of, relevant_lines
 
 SERVING = "serving"
@@ -42,6 +43,8 @@ POLL_S = 0.1
 HEARTBEAT_S = 5.0
 GRACE_S = 15.0
 """How long an engine may take to end by itself before it is killed."""
+CARRIED_S = 10.0
+"""How much longer, where another program carries the order to end to where the engine is."""
 TAIL_LINES = 20
 MAX_SHOWN = 300
 """Characters of a log line in a message."""
@@ -112,7 +115,8 @@ class EngineProcess:
         self.workdir = workdir
         self.log_path = log_path
         self.deadline_s = deadline_s
-        self._watch = StallWatch(patience)
+        # Behind another program nothing would be seen of what the engine does.
+        self._watch = StallWatch(0.0 if is_elsewhere(spec.command_prefix) else patience)
         self.argv: tuple[str, ...] = ()
         self.ready_s: float | None = None
         self._on_phase = on_phase or (lambda phase, elapsed_s: None)
@@ -131,7 +135,7 @@ class EngineProcess:
     @property
     def base_url(self) -> str:
         """The server's root, without a trailing slash and without `/v1`."""
-        return f"http://{_reachable(self.spec.host)}:{self.spec.port}"
+        return f"http://{_reachable(self.spec)}:{self.spec.port}"
 
     @property
     def pid(self) -> int | None:
@@ -162,7 +166,8 @@ class EngineProcess:
         """Launch the engine; raises `EngineUsageError` where it cannot be (port in use, …)."""
         if self._process is not None:
             raise RuntimeError("an EngineProcess starts once")
-        check_port(self.spec.host, self.spec.port)
+        if self.spec.reach is None:
+            check_port(self.spec.host, self.spec.port)
         self.adapter.check(self.spec)
         self.workdir.mkdir(parents=True, exist_ok=True)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +175,17 @@ class EngineProcess:
         self.argv = launch.argv
         self._kills = oom_kills()
         supervisor = str(Path(__file__).with_name("supervise.py"))
-        command = [sys.executable, "-I", "-S", supervisor, str(GRACE_S), *launch.argv]
+        how, started = [f"{GRACE_S:g}"], launch.argv
+        if self.spec.command_prefix:
+            self.argv = (*self.spec.command_prefix, *launch.argv)
+            started = through(
+                self.spec.command_prefix,
+                launch,
+                grace_s=GRACE_S,
+                env={"PYTHONUNBUFFERED": "1", MARKER: self._marker},
+            )
+            how = ["--outer", f"{GRACE_S + CARRIED_S:g}"]
+        command = [sys.executable, "-I", "-S", supervisor, *how, *started]
         with open(self.log_path, "wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -267,7 +282,7 @@ class EngineProcess:
         if process.stdin is not None and not process.stdin.closed:
             process.stdin.close()  # the supervisor's sign to end the engine
         try:
-            process.wait(timeout=GRACE_S + 15.0)
+            process.wait(timeout=GRACE_S + CARRIED_S + 15.0)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -300,9 +315,7 @@ class EngineProcess:
             self._on_phase(self._tracker.said, self._elapsed())
 
     def _answers(self) -> bool:
-        connection = http.client.HTTPConnection(
-            _reachable(self.spec.host), self.spec.port, timeout=2.0
-        )
+        connection = http.client.HTTPConnection(_reachable(self.spec), self.spec.port, timeout=2.0)
         try:
             connection.request("GET", self.adapter.ready_path)
             return connection.getresponse().status == 200
@@ -350,6 +363,8 @@ class EngineProcess:
 _SIGNALS = frozenset(int(signum) for signum in signal.Signals)
 
 
-def _reachable(host: str) -> str:
-    """Where a server that listens on `host` is reached from this machine."""
-    return "127.0.0.1" if host in ("0.0.0.0", "", "::") else host
+def _reachable(spec: ServeSpec) -> str:
+    """Where the server is reached from this machine."""
+    if spec.reach is not None:
+        return spec.reach
+    return "127.0.0.1" if spec.host in ("0.0.0.0", "", "::") else spec.host

@@ -65,6 +65,37 @@ VLLM_CPU = Recipe(
     ),
 )
 
+# Without a GPU (in the build of an image, say) the server itself cannot be imported.
+_CHECK_CUDA = """
+import importlib, importlib.metadata
+import torch
+name, wanted, server = {arguments!r}
+found = importlib.metadata.version(name)
+assert found == wanted, f"{{name}} {{found}} is installed, not {{wanted}}"
+assert torch.version.cuda, f"torch {{torch.__version__}} is no build for CUDA"
+importlib.import_module(server if torch.cuda.is_available() else name)
+"""
+
+VLLM = Recipe(
+    name="vllm",
+    disk_gib=20.0,
+    report=("vllm", "torch", "transformers", "flashinfer-python"),
+    steps=(
+        _VENV,
+        _pip_install("install torch (CUDA)", "torch==2.13.0"),  # the engine's own pin
+        _pip_install("install vLLM for CUDA", "vllm==0.32.0"),
+        Step(
+            title="check by importing vLLM",
+            kind="python",
+            arguments=(
+                _CHECK_CUDA.format(
+                    arguments=("vllm", "0.32.0", "vllm.entrypoints.openai.api_server")
+                ),
+            ),
+        ),
+    ),
+)
+
 # torchvision registers shape functions for native operators which its PyPI build for CUDA does not
 # bring to a CPU torch; transformers needs no more of it than that it can be imported.
 _PATCH_TORCHVISION = r"""
@@ -131,6 +162,24 @@ SGLANG_CPU = Recipe(
     ),
 )
 
+SGLANG = Recipe(
+    name="sglang",
+    disk_gib=20.0,
+    report=("sglang", "sglang-kernel", "torch", "transformers", "flashinfer-python"),
+    steps=(
+        _VENV,
+        _pip_install("install torch (CUDA)", "torch==2.14.1"),  # the engine's own pin
+        _pip_install("install SGLang for CUDA", "sglang==0.5.23"),
+        Step(
+            title="check by importing SGLang",
+            kind="python",
+            arguments=(
+                _CHECK_CUDA.format(arguments=("sglang", "0.5.23", "sglang.srt.entrypoints.engine")),
+            ),
+        ),
+    ),
+)
+
 _CHECK_SPECULATORS = """
 import importlib.metadata
 found = importlib.metadata.version("speculators")
@@ -162,4 +211,4 @@ SPECULATORS = Recipe(
     ),
 )
 
-RECIPES = {recipe.name: recipe for recipe in (VLLM_CPU, SGLANG_CPU, SPECULATORS)}
+RECIPES = {recipe.name: recipe for recipe in (VLLM_CPU, SGLANG_CPU, VLLM, SGLANG, SPECULATORS)}

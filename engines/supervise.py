@@ -1,6 +1,6 @@
 """A small parent for one engine: no process of the engine outlives the harness. Linux.
 
-    python -I -S supervise.py GRACE_S COMMAND [ARGUMENT...]
+    python -I -S supervise.py [--outer | --inner] GRACE_S COMMAND [ARGUMENT...]
 
 The harness holds the write end of this process's standard input. When that pipe closes, however
 the harness ended (return, Ctrl-C, kill -9), the engine and all its descendants are terminated
@@ -11,6 +11,11 @@ that went into a session of their own.
 The engine's output goes to standard error, which is the log. On standard output the engine's
 exit code (128 plus the signal that ended it) is written the moment it is known, before what the
 engine left behind is cleared away.
+
+Where the command is a program that starts the engine elsewhere (`engines.prefix`), this process
+runs twice. The outer one keeps the program's standard input open, and its closing is how the
+program's far end, the inner one, is asked to end; it is killed only after the grace. The inner one
+tells no exit code, as its standard output is the log.
 
 Standard library only, and run as a script without site packages, so that it starts in
 milliseconds and nothing of the harness's environment can break it.
@@ -31,6 +36,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 1.0
 """How often the parent's id is checked, in case a forked sibling still holds the pipe open."""
+OUTER, INNER = "--outer", "--inner"
 KILL_WAIT_S = 10.0
 """How long a killed process may take to go; one stuck in the kernel is reported, not awaited."""
 
@@ -81,9 +87,11 @@ def send(pids: list[int], signum: int) -> None:
 class Supervisor:
     """Runs one command; `run` returns the exit code to leave with."""
 
-    def __init__(self, command: list[str], grace_s: float) -> None:
+    def __init__(self, command: list[str], grace_s: float, role: str = "") -> None:
         self.command = command
         self.grace_s = grace_s
+        self.role = role
+        self.process: subprocess.Popen[bytes] | None = None
         self.parent = os.getppid()
         self.child = 0
         self.child_status: int | None = None
@@ -110,6 +118,8 @@ class Supervisor:
         return 128 - code if code < 0 else code
 
     def _report(self) -> None:
+        if self.role == INNER:
+            return
         with contextlib.suppress(OSError):  # nobody listens once the harness is gone
             os.write(1, f"{self._code()}\n".encode())
 
@@ -129,14 +139,14 @@ class Supervisor:
     def _spawn(self) -> int:
         # A group of its own: a Ctrl-C in the terminal must not reach the engine before its turn.
         # The parent-death signal covers the one case left, this process being killed itself.
-        process = subprocess.Popen(
+        self.process = subprocess.Popen(
             self.command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if self.role == OUTER else subprocess.DEVNULL,
             stdout=2,
             start_new_session=True,
             preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
         )
-        return process.pid
+        return self.process.pid
 
     def _reap(self) -> None:
         while True:
@@ -160,11 +170,17 @@ class Supervisor:
             if self.child_status is not None or self.stop_asked or harness_gone:
                 return
 
+    def _ask_to_end(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()  # the program ends by itself when its far end has ended
+        else:
+            send([self.child], signal.SIGTERM)
+
     def _end_all(self) -> None:
         """Ask the engine to end, then whatever it left behind; after the grace, kill."""
         start = time.monotonic()
         if self.child_status is None:
-            send([self.child], signal.SIGTERM)
+            self._ask_to_end()
         rest_asked = killing = False
         while True:
             self._reap()
@@ -187,4 +203,5 @@ class Supervisor:
 
 
 if __name__ == "__main__":
-    sys.exit(Supervisor(sys.argv[2:], float(sys.argv[1])).run())
+    _role = sys.argv.pop(1) if sys.argv[1] in (OUTER, INNER) else ""
+    sys.exit(Supervisor(sys.argv[2:], float(sys.argv[1]), _role).run())

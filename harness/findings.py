@@ -254,6 +254,53 @@ class Caution(Record, frozen=True, kw_only=True):
     advice: str
 
 
+class Gauge(Record, frozen=True, kw_only=True):
+    """One figure over the samples of a window; `n` is their number."""
+
+    mean: float
+    least: float
+    most: float
+    n: int
+
+
+class GpuFigures(Record, frozen=True, kw_only=True):
+    """One GPU over a cell's window. `engine`: whether the engine's processes were seen on it.
+
+    `energy_by`: the GPU's own counter, or its power over time. `throttled`: for each reason the
+    share of samples in which it held the clocks back.
+    """
+
+    index: str
+    name: str | None
+    engine: bool | None
+    energy_j: float | None
+    energy_by: Literal["counter", "power"] | None
+    gauges: dict[str, Gauge]
+    throttled: dict[str, float] | None
+
+
+class Telemetry(Record, frozen=True, kw_only=True):
+    """What was sampled through a cell's window, from the first request sent to the last arrival.
+
+    `missing`: why a source said nothing, in whole or in part. `preemptions` and
+    `prefix_hit_rate` are of the window, `kv_usage` in `engine` the share of the cache in use.
+    `energy_j` is of the GPUs that `energy_of` names, `joules_per_output_token` of those and all
+    output tokens of the window.
+    """
+
+    interval_s: float | None
+    missing: dict[str, str]
+    engine: dict[str, Gauge]
+    preemptions: int | None
+    prefix_hit_rate: float | None
+    host: dict[str, Gauge]
+    host_totals: dict[str, float]
+    gpus: tuple[GpuFigures, ...]
+    energy_j: float | None
+    energy_of: str | None
+    joules_per_output_token: float | None
+
+
 class CellSummary(Record, frozen=True, kw_only=True):
     """One cell as `summary.json` tells it. A baseline has no acceptance and no integrity."""
 
@@ -272,6 +319,7 @@ class CellSummary(Record, frozen=True, kw_only=True):
     block: int = 0
     categories: dict[str, CategoryFigures] = msgspec.field(default_factory=dict)
     degenerate: Degenerate | None = None
+    telemetry: Telemetry | None = None
 
 
 class Comparison(Record, frozen=True, kw_only=True):

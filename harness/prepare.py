@@ -20,6 +20,7 @@ from drafters.validate import check_fit
 from engines.base import Adapter, EngineUsageError, ServeSpec
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
+from engines.prefix import check_prefix
 from engines.process import check_port, free_port
 from harness.choose import choose_profile
 from harness.errors import EngineFailure, UsageError, one_line
@@ -144,8 +145,9 @@ def prepare(request: Request, name: str) -> Prepared:
         raise UsageError(
             "drafter.path: not set; give --set drafter.path=DIR, or --variants baseline"
         )
-    if plan.engine.port is not None:
-        check_port("127.0.0.1", plan.engine.port)
+    check_prefix(plan.engine.command_prefix)
+    if plan.engine.port is not None and plan.engine.reach is None:
+        check_port(plan.engine.host, plan.engine.port)
     prompts = _early_prompts(plan)
     if needs_pair(plan):
         check_engine(adapter, plan)

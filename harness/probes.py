@@ -194,7 +194,7 @@ def ask_ties(prepared: Prepared, server: Server, cells: Sequence[Cell], folder: 
     path = ties_path(folder, prepared.name)
     ties = read_json(path, Ties) if path.exists() else Ties(engine=prepared.name, dtype=None)
     variant = cells[0].variant
-    url = prepared.urls.get("baseline", server.url)
+    url = prepared.urls.get("baseline", server.url).partition(",")[0]
     if variant != "baseline" and not prepared.attached and _baseline_to_come(prepared, cells):
         return
     parted = {

@@ -24,8 +24,7 @@ from harness.floor import ask_again
 from harness.load.drive import Driven, drive
 from harness.load.interrupt import held, signal_of
 from harness.load.prompts.datasets import Prompt, allot
-from harness.load.streaming.plain import plain_client
-from harness.measure.counters import CounterReader, CounterWindow
+from harness.measure.counters import CounterWindow
 from harness.measure.environment import clock_anchor
 from harness.measure.metrics import window_ns
 from harness.measure.store import RunFolder, to_json
@@ -34,7 +33,7 @@ from harness.pace import announced
 from harness.plan.expand import launches_of
 from harness.plan.schema import as_dict
 from harness.precision import by_engine, check_precision, further, grow, grown
-from harness.prepare import Prepared, Request, api_key
+from harness.prepare import Prepared, Request
 from harness.probes import (
     ask_parity,
     ask_ties,
@@ -45,7 +44,14 @@ from harness.probes import (
 from harness.progress import Progress
 from harness.records import SCHEMA_VERSION, Cell, Manifest, Timeline
 from harness.resume import check_same, made_with
-from harness.serving import Server, acceptance_reader, asking_of, launched, warm_up
+from harness.serving import (
+    Server,
+    acceptance_reader,
+    asking_of,
+    counter_reader,
+    launched,
+    warm_up,
+)
 from harness.stored import analyse, read_run, report
 
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
@@ -198,11 +204,13 @@ def measure_cell(
 ) -> None:
     """One cell: counters, load, counters, save. Raises `EngineFailed` after saving what came."""
     title = title_of(cell, prepared.cells, searching=prepared.searching)
-    http = plain_client(server.url, prepared.plan.client, api_key(prepared.plan))
-    reader = CounterReader(prepared.adapter, server.url, http)
+    reader = counter_reader(prepared, server)
     try:
         counted = CounterWindow(reader)
         progress.cell(title, cell.load.num_requests)
+        watch = server.watch
+        if watch is not None:
+            watch.begin()
         driven = drive(
             asking_of(prepared, server, cell.variant),
             prompts,
@@ -214,6 +222,8 @@ def measure_cell(
             workers=prepared.plan.load.workers,
             read_acceptance=acceptance_reader(prepared.adapter, cell.variant),
         )
+        if watch is not None:
+            watch.end()
         reason = driven.interrupted
         records = RequestTable.of(driven.records)
         if reason is None and not records.answered.all():
@@ -225,8 +235,9 @@ def measure_cell(
     error = server.failed(reason) if reason else None
     timeline = _timeline(server, driven, records, error)
     counters = counted.difference(cut_short=timeline.interrupted)
+    series = None if watch is None else watch.series()
     with held():  # a measured cell is kept, whatever comes in between
-        folder.save_cell(cell.cell_id, records, counters, timeline, server.log_path)
+        folder.save_cell(cell.cell_id, records, counters, timeline, server.log_path, series)
     if error is not None:
         raise error
     progress.cell_done()

@@ -21,8 +21,11 @@ from harness.load.streaming.chunks import MAX_COUNT
 from harness.load.streaming.client import Asking, ReadAcceptance
 from harness.load.streaming.connection import describe
 from harness.load.streaming.origin import Origin
+from harness.load.streaming.plain import plain_client
 from harness.load.streaming.pool import proxy_for
+from harness.measure.counters import CounterReader
 from harness.measure.metrics import from_histogram
+from harness.measure.replicas import ReplicaReader
 from harness.measure.store import to_json, write_atomic
 from harness.plan.schema import ClientSection, Length, Plan
 from harness.plan.serve import served_name
@@ -30,6 +33,7 @@ from harness.prepare import Prepared, api_key
 from harness.progress import Progress
 from harness.records import Cell, DraftCounts, LaunchRecord, LoadPoint, Phase, Variant
 from harness.stored import LAUNCH
+from harness.telemetry import Watch, watching
 
 DEATH_SEEN_S = 1.0
 
@@ -38,10 +42,15 @@ class Server(Protocol):
     """A server that answers."""
 
     url: str
+    """Its root; of several replicas the first one's, which alone is asked what is no load."""
+    urls: str
+    """The roots of all its replicas, joined by commas: where the load goes."""
     argv: tuple[str, ...]
     phases: tuple[Phase, ...]
     ready_s: float | None
     log_path: Path | None
+    pid: int | None
+    watch: Watch | None
 
     def gone(self) -> str | None:
         """Why the server no longer answers, or None while it does."""
@@ -56,9 +65,12 @@ class Server(Protocol):
 class LaunchedServer:
     """An engine of the harness's own."""
 
+    watch: Watch | None = None
+
     def __init__(self, process: EngineProcess) -> None:
         self._process = process
-        self.url = process.base_url
+        self.url = self.urls = process.base_url
+        self.pid = process.pid
         self.argv = process.argv
         self.ready_s = process.ready_s
         self.log_path: Path | None = process.log_path
@@ -85,32 +97,37 @@ class LaunchedServer:
 
 
 class AttachedServer:
-    """A server that someone else runs: there is no process to watch and no log."""
+    """A server that someone else runs, or replicas of one: no process to watch and no log."""
 
     argv: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
     ready_s: float | None = None
     log_path: Path | None = None
+    pid: int | None = None
+    watch: Watch | None = None
 
-    def __init__(self, url: str, client: ClientSection) -> None:
-        self.url = url
+    def __init__(self, urls: str, client: ClientSection) -> None:
+        self._origins = Origin.several(urls)
+        self.url = self._origins[0].root
+        self.urls = ",".join(origin.root for origin in self._origins)
         self._client = client
 
     def gone(self) -> str | None:
         return None
 
     def lost(self) -> str | None:
-        origin = Origin.parse(self.url)
-        if proxy_for(origin.scheme, origin.host, self._client.proxy) is not None:
-            return None  # the proxy answers whether the server does or not
-        try:
-            socket.create_connection((origin.host, origin.port), timeout=5.0).close()
-        except OSError as error:
-            return f"the server does not answer any more: {describe(error)}"
+        for origin in self._origins:
+            if proxy_for(origin.scheme, origin.host, self._client.proxy) is not None:
+                continue  # the proxy answers whether the server does or not
+            try:
+                socket.create_connection((origin.host, origin.port), timeout=5.0).close()
+            except OSError as error:
+                which = "" if len(self._origins) == 1 else f" at {origin.root}"
+                return f"the server{which} does not answer any more: {describe(error)}"
         return None
 
     def failed(self, reason: str) -> EngineFailed:
-        return EngineFailed(f"{self.url}: {reason}", phase="serving")
+        return EngineFailed(f"{self.urls}: {reason}", phase="serving")
 
 
 def phases_of(process: EngineProcess) -> tuple[Phase, ...]:
@@ -182,7 +199,10 @@ def launched(
     failure: str | None = None
     server: Server | None = None
     try:
-        with serving(prepared, variant, launch_dir, progress, started) as server:
+        with (
+            serving(prepared, variant, launch_dir, progress, started) as server,
+            watching(prepared, server.urls, server.pid) as server.watch,
+        ):
             yield server
     except Exception as error:
         told = isinstance(error, EngineError | HarnessError)
@@ -275,8 +295,18 @@ def asking_of(prepared: Prepared, server: Server, variant: Variant) -> Asking:
         assert prepared.target is not None
         model = served_name(prepared.plan, prepared.target)
     return asking(
-        prepared.adapter, server.url, model, prepared.plan, speculative=variant == "speculative"
+        prepared.adapter, server.urls, model, prepared.plan, speculative=variant == "speculative"
     )
+
+
+def counter_reader(prepared: Prepared, server: Server) -> CounterReader:
+    """Reads the server's counters; of several replicas their sums."""
+    plan = prepared.plan
+    readers = [
+        CounterReader(prepared.adapter, url, plain_client(url, plan.client, api_key(plan)))
+        for url in server.urls.split(",")
+    ]
+    return readers[0] if len(readers) == 1 else ReplicaReader(readers)
 
 
 def warm_up(ask: Asking, prompts: tuple[Prompt, ...], cells: list[Cell], server: Server) -> None:

@@ -90,6 +90,7 @@ def read_cell(folder: RunFolder, cell: Cell) -> CellData:
         records=folder.requests(cell.cell_id),
         counters=folder.counters(cell.cell_id),
         timeline=folder.timeline(cell.cell_id),
+        telemetry=folder.telemetry(cell.cell_id),
     )
 
 

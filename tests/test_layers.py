@@ -19,6 +19,7 @@ PACKAGES = ("harness", "engines", "drafters", "training")
 STORIES = (
     *("run", "prepare", "serving", "attach", "resume", "sweep", "capacity", "calibrate"),
     *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
+    *("telemetry", "sampler"),
 )
 SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
@@ -40,11 +41,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "harness.measure": ("harness.measure", "engines.base", *SHARED),
     "harness.analyse": (
         *("harness.analyse", "harness.measure.columns", "harness.measure.metrics"),
-        *("harness.measure.slo", "harness.measure.steady", "harness.measure.table", *SHARED),
+        *("harness.measure.slo", "harness.measure.steady", "harness.measure.table"),
+        *("harness.measure.series", "harness.measure.hardware", *SHARED),
     ),
     "harness.report": (
         *("harness.report", "harness.analyse", "harness.measure.columns"),
-        *("harness.measure.metrics", "harness.measure.parquet", *SHARED),
+        *("harness.measure.metrics", "harness.measure.parquet", "harness.measure.series"),
+        *("harness.measure.hardware", *SHARED),
     ),
     "harness.doctoring": (
         *("harness.doctoring", "engines", "drafters", "harness.load.prompts.tokens", *SHARED),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from harness.measure.series import Series
 from harness.measure.steady import Level, Window, steady_window
 from harness.measure.table import RequestTable
 from harness.records import (
@@ -39,6 +40,7 @@ class CellData(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     records: RequestTable
     counters: EngineCounters
     timeline: Timeline
+    telemetry: Series | None = None
 
     @property
     def pair_key(self) -> PairKey:

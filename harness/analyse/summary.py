@@ -19,6 +19,7 @@ from harness.analyse.output import Output, output_cautions, output_of, output_vo
 from harness.analyse.speed import forced_length, speeds
 from harness.analyse.speed_cautions import speed_cautions
 from harness.analyse.splits import split_acceptance
+from harness.analyse.telemetry import telemetry_cautions, telemetry_of
 from harness.findings import Acceptance, CellSummary, Metrics, Summary
 from harness.measure.metrics import by_category, cell_metrics
 from harness.measure.slo import meets, slo_of
@@ -102,6 +103,7 @@ def _cell_summary(
     if cell.variant == "speculative":
         acceptance = cell_acceptance(data)
     own = metrics[cell.cell_id]
+    telemetry = telemetry_of(run, data, own)
     return CellSummary(
         cell_id=cell.cell_id,
         engine=cell.engine,
@@ -116,8 +118,9 @@ def _cell_summary(
         integrity=output.cells.get(cell.cell_id),
         degenerate=output.degenerate.get(cell.cell_id),
         startup=data.timeline.startup,
-        cautions=cell_cautions(data, own, acceptance),
+        cautions=(*cell_cautions(data, own, acceptance), *telemetry_cautions(run, data, telemetry)),
         categories=by_category(data.records),
+        telemetry=telemetry,
     )
 
 

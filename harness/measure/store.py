@@ -16,6 +16,7 @@ import msgspec
 from harness.errors import UsageError
 from harness.findings import Summary
 from harness.measure.parquet import read_requests, write_requests
+from harness.measure.series import Series, read_series, write_series
 from harness.measure.table import NAMES, RequestTable
 from harness.records import SCHEMA_VERSION, EngineCounters, Manifest, RequestRecord, Timeline
 
@@ -26,6 +27,7 @@ PROFILE = "speculation_profile.json"
 REQUESTS = "requests.parquet"
 COUNTERS = "counters.json"
 TIMELINE = "timeline.json"
+TELEMETRY = "telemetry.parquet"
 ENGINE_LOG = "engine.log"
 
 
@@ -162,6 +164,7 @@ class RunFolder:
         counters: EngineCounters,
         timeline: Timeline,
         engine_log: Path | None,
+        telemetry: Series | None = None,
     ) -> None:
         """Put a cell's files in place together: a crash leaves the cell whole or absent."""
         final = self.cell(cell_id)
@@ -170,7 +173,11 @@ class RunFolder:
             write_requests(work / REQUESTS, records)
             (work / COUNTERS).write_bytes(to_json(counters))
             (work / TIMELINE).write_bytes(to_json(timeline))
-            for name in (REQUESTS, COUNTERS, TIMELINE):
+            written = [REQUESTS, COUNTERS, TIMELINE]
+            if telemetry is not None:
+                write_series(work / TELEMETRY, telemetry)
+                written.append(TELEMETRY)
+            for name in written:
                 _sync(work / name)
             if engine_log is not None and engine_log.exists():
                 _link(engine_log, work / ENGINE_LOG)
@@ -215,6 +222,16 @@ class RunFolder:
     def counters(self, cell_id: str) -> EngineCounters:
         """The cell's counters."""
         return read_json(self.cell(cell_id) / COUNTERS, EngineCounters)
+
+    def telemetry(self, cell_id: str) -> Series | None:
+        """The cell's telemetry; None where it was not sampled. It is no reason to lose a cell."""
+        path = self.cell(cell_id) / TELEMETRY
+        if not path.exists():
+            return None
+        try:
+            return read_series(path)
+        except UsageError as error:
+            return Series(tracks={}, missing={"all": str(error)})
 
     def timeline(self, cell_id: str) -> Timeline:
         """The cell's timeline."""

@@ -44,6 +44,9 @@ class EngineSection(Section, frozen=True, kw_only=True):
     `extra_env` come after them and are passed on as they are. `nodes` machines serve together and
     meet at `head` (host:port of the first).
 
+    `command_prefix`: the program that starts it elsewhere, such as `ssh HOST`; `host`: where it
+    listens; `reach`: the name by which it is reached from here, None: by `host` (docs/deploy.md).
+
     `stall_patience` multiplies how long nothing may happen in a start before it is dissected and
     ended; 0 waits for `startup_deadline_s` alone.
     """
@@ -61,6 +64,9 @@ class EngineSection(Section, frozen=True, kw_only=True):
     startup_deadline_s: PositiveFloat = 600.0
     stall_patience: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 1.0
     api_key_env: str | None = None
+    command_prefix: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    reach: str | None = None
     nodes: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     head: str | None = None
     flags: dict[str, Flag] = {}
@@ -216,6 +222,12 @@ class ClientSection(Section, frozen=True, kw_only=True):
     connect_timeout_s: PositiveFloat = 10.0
 
 
+class TelemetrySection(Section, frozen=True, kw_only=True):
+    """How often GPUs, host and engine are sampled, in seconds; 0: not at all."""
+
+    interval_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 1.0
+
+
 class SloSection(Section, frozen=True, kw_only=True):
     """Service levels a request must meet to count in the goodput; None: no such level."""
 
@@ -294,6 +306,7 @@ class Plan(Section, frozen=True, kw_only=True):
     workload: WorkloadSection = WorkloadSection()
     client: ClientSection = ClientSection()
     slo: SloSection = SloSection()
+    telemetry: TelemetrySection = TelemetrySection()
     sampling: SamplingSection = SamplingSection()
     compare: CompareSection = CompareSection()
     expect: ExpectSection = ExpectSection()

@@ -28,6 +28,7 @@ from harness.report.rows import (
 from harness.report.run_data import RunData
 from harness.report.startup import PHASE_COLUMNS, first_of_each_side, phase_table, side_by_side
 from harness.report.style import Plot
+from harness.report.telemetry import missing_words
 from harness.report.verdict import standing, verdict_sentences
 from harness.report.view import Group, MetricRow
 
@@ -134,7 +135,9 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
         ],
         overview_columns=tuple(OVERVIEW_COLUMNS[i] for i in columns),
         overview=_picked([_overview_row(g, void=void) for g in groups], columns),
-        pooled=f"{how_pooled(groups)} {window_rules(groups)}".strip(),
+        pooled=" ".join(
+            filter(None, (how_pooled(groups), window_rules(groups), missing_words(summary)))
+        ),
         output_columns=OUTPUT_COLUMNS,
         output=output,
         plots=plots,

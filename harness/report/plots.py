@@ -10,6 +10,7 @@ from harness.report import style, view, words
 from harness.report.plot_startup import startup
 from harness.report.run_data import CellData, RunData
 from harness.report.style import Plot
+from harness.report.telemetry import telemetry_plots
 from harness.report.view import Group
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def make_plots(run: RunData) -> list[Plot]:
             found.append(latency(group, _of(run, group)))
         for group in drawn:
             found.append(gaps(group, _of(run, group)))
+        for group in drawn:
+            found.extend(telemetry_plots(group, _of(run, group)))
         found.append(startup(run))
     return [plot for plot in found if plot is not None]
 
@@ -59,7 +62,7 @@ def throughput(groups: Sequence[Group]) -> Plot | None:
     axes.set_xlabel("engine and load" if several else "load")
     most = max(len(_blocks(g, v)) for g in groups for v in VARIANTS)
     axes.set_title(f"Output throughput (n = {words.plural(most, 'block')} a variant)")
-    _variant_legend(figure, markers=True, variants=_seen(groups))
+    style.name_variants(figure, markers=True, variants=_seen(groups))
     return Plot(
         name="throughput",
         title="Output throughput",
@@ -218,7 +221,7 @@ def latency(group: Group, cells: Sequence[CellData]) -> Plot | None:
             notes.append(f"{label} {variant} median {_median(values)} ms (n = {len(values):,d})")
         _latency_axis(ax, label, [len(v) for v in columns[key].values() if len(v)])
     seen = [v for v in VARIANTS if any(len(by[v]) for by in columns.values())]
-    _variant_legend(figure, markers=False, variants=seen)
+    style.name_variants(figure, variants=seen)
     axes[0].set_ylabel("% of requests at or below")
     _name_load(figure, group)
     name = words.slug("latency", group.name)
@@ -300,7 +303,7 @@ def gaps(group: Group, cells: Sequence[CellData]) -> Plot | None:
     _name_load(figure, group)
     sizes = " and ".join(f"{len(values):,d}" for values in pooled.values() if len(values))
     ax.set_title(f"Time between chunks (n = {sizes})")
-    _variant_legend(figure, markers=False, variants=[v for v in VARIANTS if len(pooled[v])])
+    style.name_variants(figure, variants=[v for v in VARIANTS if len(pooled[v])])
     name = words.slug("gaps", group.name)
     return Plot(
         name=name,
@@ -331,20 +334,3 @@ def _plain_log_ticks(ax: Axes) -> None:
     ax.xaxis.set_major_locator(LogLocator(base=10, subs=subs))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _variant_legend(figure: Figure, *, markers: bool, variants: Sequence[Variant]) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=style.COLOUR[v],
-            marker=style.MARKER[v] if markers else None,
-            linestyle="none" if markers else style.DASHES[v],
-            label=v,
-        )
-        for v in variants
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from harness.records import VARIANTS, Variant
 from harness.report import view, words
+from harness.report.telemetry import telemetry_rows
 from harness.report.view import Group
 from harness.report.words import DASH
 
@@ -72,7 +73,7 @@ def quality_rows(group: Group) -> list[tuple[str, str, str]]:
     if base_failed or spec_failed:
         shares = (_failed(base_ok, base_failed), _failed(spec_ok, spec_failed))
         rows.append(("failed requests", *shares))
-    return [*rows, *_window_rows(group)]
+    return [*rows, *_window_rows(group), *telemetry_rows(group)]
 
 
 def _window_rows(group: Group) -> list[tuple[str, str, str]]:

@@ -14,6 +14,7 @@ import msgspec
 
 from harness.errors import UsageError
 from harness.findings import Caution, CellSummary, Summary
+from harness.measure.series import Series, read_series
 from harness.records import (
     SCHEMA_VERSION,
     Cell,
@@ -44,6 +45,7 @@ class CellData:
     samples: Samples | None
     timeline: Timeline | None
     counters: EngineCounters | None
+    telemetry: Series | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,7 @@ def _cell(
         samples=samples,
         timeline=timeline,
         counters=counters,
+        telemetry=_telemetry(folder / "telemetry.parquet", notes) if inside else None,
     )
 
 
@@ -165,6 +168,16 @@ def _samples(path: Path, notes: list[Caution]) -> Samples | None:
         return read_samples(path)
     except UsageError as error:
         notes.append(_unreadable(path, getattr(error, "why", error)))
+        return None
+
+
+def _telemetry(path: Path, notes: list[Caution]) -> Series | None:
+    if not path.is_file():
+        return None
+    try:
+        return read_series(path)
+    except UsageError as error:
+        notes.append(_unreadable(path, error))
         return None
 
 

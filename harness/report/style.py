@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from harness.records import Variant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,6 +113,24 @@ def plain(text: str) -> str:
     """Any text as a label: no line breaks and no control characters, at most 48 long."""
     flat = "".join(c if c.isprintable() else " " for c in text)
     return flat if len(flat) <= 48 else flat[:47] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def name_variants(figure: Figure, variants: Sequence[Variant], *, markers: bool = False) -> None:
+    """A legend below the figure: each variant's colour, and its dashes or marker."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=COLOUR[v],
+            marker=MARKER[v] if markers else None,
+            linestyle="none" if markers else DASHES[v],
+            label=v,
+        )
+        for v in variants
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2)
 
 
 def to_svg(figure: Figure, name: str) -> str:

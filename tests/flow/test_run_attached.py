@@ -347,3 +347,40 @@ def test_open_loop_tells_the_queueing(start: Start, prompts: Path, tmp_path: Pat
     assert cell["metrics"]["request_rate_achieved"] > 0
     due, sent = cell["metrics"]["ttft_from_due_s"], cell["metrics"]["ttft_s"]
     assert due["mean"] >= sent["mean"]
+
+
+def test_replicas_share_the_load_and_their_counters_are_summed(
+    start: Start, prompts: Path, tmp_path: Path
+) -> None:
+    first, second = start("--drafts", "3"), start("--drafts", "3")
+    counts_alone = ("--set", "load.concurrency=2", "--set", "load.allow_client_bound=true")
+    done, summary, folder = run_against(
+        tmp_path, prompts, [f"speculative={first},{second}/v1"], *counts_alone
+    )
+    assert done.returncode == 0, done.stderr
+    for cell in summary["cells"]:
+        assert cell["status"] == "ok"
+        acceptance = cell["acceptance"]
+        assert acceptance["source"] == "counters"
+        assert (acceptance["drafts"], acceptance["accepted"]) == (16, 32)  # as of one server
+        counters = json.loads((folder / "cells" / cell["cell_id"] / "counters.json").read_text())
+        grown = [
+            after["generation_tokens"] - before["generation_tokens"]
+            for before, after in zip(
+                counters["before"]["ranks"], counters["after"]["ranks"], strict=True
+            )
+            if after["rank"] in ("replica=0", "replica=1")
+        ]
+        assert grown == [24, 24]  # two of four requests each
+        assert "acceptance_sources_disagree" not in {c["code"] for c in cell["cautions"]}
+
+
+def test_replicas_of_different_models_or_a_missing_one_are_told(
+    start: Start, prompts: Path, tmp_path: Path
+) -> None:
+    one = start()
+    for other, said in ((one, "names a replica twice"), ("http://127.0.0.1:9", "nothing answers")):
+        done = harness("run", "--url", f"{one},{other}", "--out", str(tmp_path))
+        assert done.returncode == 2
+        assert said in done.stderr.strip().splitlines()[-1]
+    assert not list(tmp_path.glob("*openai*"))

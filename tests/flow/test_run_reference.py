@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from engines.prometheus import parse
+from harness.measure.series import read_series
 
 REPO = Path(__file__).resolve().parents[2]
 SMALL = ["--set", "load.num_requests=6", "--set", "load.concurrency=1,2"]
@@ -117,6 +118,19 @@ def test_the_demo_run(demo_pair: Path, tmp_path: Path) -> None:
     }
     log = folder / "cells" / summary["cells"][0]["cell_id"] / "engine.log"
     assert "ready" in log.read_text()
+    for cell in summary["cells"]:
+        sampled = read_series(folder / "cells" / cell["cell_id"] / "telemetry.parquet")
+        assert set(sampled.names("engine")) == {"running", "waiting", "kv_usage"}
+        assert {"cpu_share", "memory_used_bytes"} <= set(sampled.names("host"))
+        for name in ("running", "kv_usage"):
+            track = sampled.track("engine", name)
+            assert track is not None
+            assert len(track.at_ns) >= 2  # before and behind the load, however short it is
+        running = sampled.track("engine", "running")
+        assert running is not None
+        assert running.values.max() <= cell["load"]["concurrency"]
+        assert cell["telemetry"]["energy_j"] is None  # it runs on the CPU
+        assert ("gpu" in sampled.missing) != bool(sampled.devices("gpu"))
 
 
 def test_an_engine_killed_in_the_middle(demo_pair: Path, tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ RIGHT, WRONG = (1, 2, 3, 4), (1, 2, 9, 4)
 class Here:
     """A server at an address that nobody listens at."""
 
-    url = "http://server"
+    url = urls = "http://server"
+    pid = None
+    watch = None
     argv: tuple[str, ...] = ()
     phases = ()
     ready_s = None

@@ -151,16 +151,21 @@ def chunk_of(payload: Any) -> Chunk:
 
 
 def error_text(payload: Any) -> str | None:
-    """The message of an OpenAI-style error object, or None where it is none."""
+    """The message of an OpenAI-style error object, never empty, or None where it is none."""
+    said = _error_of(payload)
+    return None if said is None else one_line(str(said)) or "an error without a word"
+
+
+def _error_of(payload: Any) -> Any:
     if not isinstance(payload, dict):
         return None
     error = payload.get("error")
     if isinstance(error, dict):
-        return one_line(str(error.get("message") or error))
+        return error.get("message") or error
     if error:
-        return one_line(str(error))
+        return error
     if payload.get("object") == "error" or set(payload) == {"detail"}:
-        return one_line(str(payload.get("message") or payload.get("detail") or payload))
+        return payload.get("message") or payload.get("detail") or payload
     return None
 
 

@@ -30,6 +30,7 @@ RETRY_AFTER_S = 1.0
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
     """What all requests of a cell have in common.
 
+    `url` may be several, joined by commas: replicas that requests go to in turn, by their index.
     `extra` holds the engine's own request fields. `ignore_eos` is a field that vLLM, SGLang and the
     reference engine know alike. `retries`, `new_connections`: see `plan.schema.LoadSection`.
     """
@@ -113,7 +114,7 @@ class Client:
         self._on_answer = on_answer
         self._cell_id = cell_id
         self._worker = worker
-        self._url = Origin.parse(asking.url).root + PATHS[asking.endpoint]
+        urls = [origin.root + PATHS[asking.endpoint] for origin in Origin.several(asking.url)]
         headers = {
             "Accept": "text/event-stream, application/json",
             "Accept-Encoding": "identity",  # a compressed stream comes late, in lumps
@@ -125,9 +126,12 @@ class Client:
             headers["Authorization"] = f"Bearer {asking.api_key}"
         self._transport = StampingTransport(asking.client, fresh=asking.new_connections)
         http = httpx.AsyncClient(transport=self._transport, headers=headers, trust_env=False)
-        self._template = self._transport.template(
-            http.build_request("POST", self._url), asking.client.connect_timeout_s
-        )
+        self._templates = [
+            self._transport.template(
+                http.build_request("POST", url), asking.client.connect_timeout_s
+            )
+            for url in urls
+        ]
         self._turnstile = Turnstile()
         self.tails: dict[int, tuple[bytes, ...]] = {}
 
@@ -166,7 +170,8 @@ class Client:
             await self._turnstile.enter()
             body = msgspec.json.encode(request_body(self._asking, prompt, index))
             async with asyncio.timeout(self._asking.timeout_s):
-                await self._transport.exchange(self._template, body, exchange)
+                template = self._templates[index % len(self._templates)]
+                await self._transport.exchange(template, body, exchange)
             await self._turnstile.enter()
         except TimeoutError:
             failure = f"no whole answer within {self._asking.timeout_s:g} s (load.timeout_s)"

@@ -46,6 +46,14 @@ class Origin:
             prefix=parts.path.rstrip("/").removesuffix("/v1"),
         )
 
+    @classmethod
+    def several(cls, urls: str) -> list[Origin]:
+        """Read the roots of one server's replicas, joined by commas. Raises `UsageError`."""
+        found = [cls.parse(url.strip()) for url in urls.split(",")]
+        if len({origin.root for origin in found}) < len(found):
+            raise UsageError(f"--url {urls}: names a replica twice")
+        return found
+
     @property
     def authority(self) -> str:
         """Host and port as a URL and the `Host` header write them."""

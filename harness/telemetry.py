@@ -1,0 +1,168 @@
+"""The telemetry of a server's cells: a sampling process beside it, its samples cell by cell."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter_ns
+
+import msgspec
+
+from harness.measure.series import Row, Series, series_of
+from harness.prepare import Prepared, api_key
+from harness.sampler import About, Orders
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE_S = 1.0
+"""How long the sample that was asked for at either end of a window is waited for."""
+
+
+class Watch:
+    """Samples until it is closed. Never raises: telemetry that fails is missing, and says why.
+
+    For each cell `begin`, then `end` when the load is over, then `series`.
+    """
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._folder = tempfile.TemporaryDirectory(prefix="spec-harness-")
+        self._spool = Path(self._folder.name) / "samples"
+        self._read = 0
+        self._missing: dict[str, str] = {}
+        self._gpus: dict[str, dict[str, object]] = {}
+        self._rows: list[Row] = []
+        self._latest: dict[str, int] = {}
+        self._begin_ns = self._end_ns = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            with open(self._folder.name + "/log", "wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "harness.sampler", str(self._spool)],
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                )
+        except OSError as error:
+            self._missing["all"] = f"the sampling process could not be started: {error}"
+        # By the pipe, not by arguments or a file: a key may be in it.
+        self._write(msgspec.json.encode(orders) + b"\n")
+
+    def begin(self) -> None:
+        """A cell's load is about to begin; returns when it was sampled."""
+        self._begin_ns = perf_counter_ns()
+        self._write(b"now\n")
+        self._await(self._begin_ns)
+
+    def end(self) -> None:
+        """It is over."""
+        self._end_ns = perf_counter_ns()
+        self._write(b"now\n")
+
+    def series(self) -> Series:
+        """What was sampled from `begin` to `end`, both ends included."""
+        self._await(self._end_ns)
+        rows = [row for row in self._rows if row.at_ns >= self._begin_ns]
+        self._rows = []
+        missing = dict(self._missing)
+        if not rows and "all" not in missing:
+            missing["all"] = self._why()
+        return series_of(
+            rows,
+            interval_s=self._orders.interval_s,
+            missing=missing,
+            gpus=self._gpus,
+        )
+
+    def close(self) -> None:
+        """End the sampling process."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+            try:
+                self._process.wait(timeout=2.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._folder.cleanup()
+
+    def _await(self, at_ns: int) -> None:
+        """Until every source that speaks has a sample from `at_ns` on, or `SAMPLE_S` is over."""
+        deadline = time.monotonic() + SAMPLE_S
+        while True:
+            self._take_in()
+            if self._latest and min(self._latest.values()) >= at_ns:
+                return
+            if time.monotonic() > deadline or not self._alive():
+                return
+            time.sleep(0.01)
+
+    def _take_in(self) -> None:
+        """Read the lines that were written since the last look."""
+        try:
+            with self._spool.open("rb") as file:
+                file.seek(self._read)
+                whole = file.read().rpartition(b"\n")[0]
+        except OSError:
+            return
+        if not whole:
+            return
+        self._read += len(whole) + 1
+        for line in whole.split(b"\n"):
+            if line.startswith(b"["):
+                row = msgspec.json.decode(line, type=Row)
+                self._rows.append(row)
+                self._latest[row.source] = row.at_ns
+            else:
+                about = msgspec.json.decode(line, type=About)
+                self._missing |= about.missing
+                self._gpus |= about.gpus
+
+    def _alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _why(self) -> str:
+        if self._alive():
+            return "no sample came in time"
+        log = Path(self._folder.name) / "log"
+        said = log.read_text("utf-8", "replace").strip().splitlines() if log.is_file() else []
+        return f"the sampling process ended: {said[-1] if said else 'it said nothing'}"
+
+    def _write(self, line: bytes) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it has ended
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+
+
+@contextmanager
+def watching(prepared: Prepared, url: str, pid: int | None) -> Iterator[Watch | None]:
+    """A watch on a server while the block lasts; None where the plan wants none.
+
+    Of several replicas (their `url`s joined by commas) the gauges are not sampled.
+    """
+    plan = prepared.plan
+    if not plan.telemetry.interval_s:
+        yield None
+        return
+    path = prepared.adapter.metrics_path if "," not in url else None
+    watch = Watch(
+        Orders(
+            interval_s=plan.telemetry.interval_s,
+            metrics_url=f"{url}{path}" if path else None,
+            client=plan.client,
+            api_key=api_key(plan),
+            pid=pid,
+        )
+    )
+    try:
+        yield watch
+    finally:
+        watch.close()
