@@ -54,11 +54,12 @@ def proof_checks(
     plan: TrainingPlan,
     inputs: Inputs,
     found: Sequence[tuple[Row, Tensor]],
+    head: Tensor,
     *,
     rounded: bool,
 ) -> tuple[list[Check], measure.Proof]:
     """The proof test and the norm's, on last states [T, H]; `rounded`: stored in 8 bits."""
-    norm, head = inputs.target.norm(), inputs.target.head()
+    norm = inputs.target.norm()
     normed = measure.final_norm_check(found, norm)
     once = norm_once_check(found, head, norm)
     check, measured = measure.proof_check(
@@ -71,14 +72,9 @@ def prove(plan: TrainingPlan, inputs: Inputs, capturer: Capturer, got: GotStates
     """Everything that is measured on a few samples."""
     rows = inputs.rows
     chosen = proof_samples(rows)
-    proved = got(chosen)
-    last = [(rows[i], states.last_normed) for i, states in zip(chosen, proved, strict=True)]
     rounded = inputs.layout.dtype == "fp8" and not plan.capture.online
-    checks, measured = proof_checks(plan, inputs, last, rounded=rounded)
-    if inputs.layout.choice:
-        told = [(rows[i], s.last_normed, s.choice) for i, s in zip(chosen, proved, strict=True)]
-        head, least = inputs.target.head(), plan.capture.least_proof
-        checks.append(choice_check(told, head, least, rounded=rounded))
+    proved = [(rows[i], states) for i, states in zip(chosen, got(chosen), strict=True)]
+    checks, measured = _head_checks(plan, inputs, proved, rounded=rounded)
     poor = sorted(
         (i for i in chosen if measured.shares.get(rows[i].id, 1.0) < plan.capture.least_proof),
         key=lambda i: measured.shares[rows[i].id],
@@ -100,6 +96,19 @@ def prove(plan: TrainingPlan, inputs: Inputs, capturer: Capturer, got: GotStates
     if rounded:
         checks += measure.fp8_check(probes, bytes_share(inputs))
     return checks
+
+
+def _head_checks(
+    plan: TrainingPlan, inputs: Inputs, proved: Sequence[tuple[Row, States]], *, rounded: bool
+) -> tuple[list[Check], measure.Proof]:
+    """All that needs the target's head: read once, and free again when the reference is loaded."""
+    head = inputs.target.head()
+    last = [(row, states.last_normed) for row, states in proved]
+    checks, measured = proof_checks(plan, inputs, last, head, rounded=rounded)
+    if inputs.layout.choice:
+        told = [(row, states.last_normed, states.choice) for row, states in proved]
+        checks.append(choice_check(told, head, plan.capture.least_proof, rounded=rounded))
+    return checks, measured
 
 
 def bytes_share(inputs: Inputs) -> float:

@@ -172,7 +172,7 @@ def _early(
     chosen = proof_samples(inputs.rows, plan.capture.batch)
     got = _computed(inputs, capturer, plan.capture.batch)(chosen)
     last = [(inputs.rows[i], states.last_normed) for i, states in zip(chosen, got, strict=True)]
-    checks, _ = proof_checks(plan, inputs, last, rounded=False)
+    checks, _ = proof_checks(plan, inputs, last, inputs.target.head(), rounded=False)
     if all(check.passed for check in checks):
         return None
     return [
