@@ -153,15 +153,15 @@ def test_a_cut_answer_may_be_kept_but_one_in_circles_is_not(
     text: TargetText, tmp_path: Path
 ) -> None:
     keeping = plan(keep_truncated=True)
-    asked = wanted_samples([Prompt(id=f"p{i}", text="x") for i in range(2)], keeping)
-    cut = ["a</think>it is", "a b</think>" + "it is 3 and " * 30]
-    with ShardWriter(tmp_path, 2) as writer:
+    asked = wanted_samples([Prompt(id=f"p{i}", text="x") for i in range(3)], keeping)
+    cut = ["a</think>it is", "a b</think>" + "it is 3 and " * 30, ""]
+    with ShardWriter(tmp_path, 3) as writer:
         for i, said in enumerate(cut):
             one = _fields(answer(text, said, "length"))
             writer.append(Sample(**{**one, "id": f"p{i}#0", "prompt_id": f"p{i}", "index": i}))
     found = examine(tmp_path, text, keeping, asked)
-    assert found.faults == {"truncated": 2, "degenerate": 1}
-    assert found.dropped == {"p1#0": "degenerate"}
+    assert found.faults == {"truncated": 3, "degenerate": 1}
+    assert found.dropped == {"p1#0": "degenerate", "p2#0": "truncated"}  # cut before any token
     assert [one.id for one in read_samples(tmp_path)] == ["p0#0"]
 
 

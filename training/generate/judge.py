@@ -150,7 +150,8 @@ def _count(found: Found, sample: Sample, reasons: list[str], *, keep_truncated: 
     found.ids_from[sample.ids_from] += 1
     found.prompt_tokens += sample.loss_from
     found.answer_tokens += len(sample.answer_ids)
-    against = [one for one in reasons if not (one == "truncated" and keep_truncated)]
+    keep = keep_truncated and sample.answer_ids  # cut before its first token it is no answer
+    against = [one for one in reasons if not (one == "truncated" and keep)]
     if against:
         found.dropped[sample.id] = against[0]
     else:
