@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.records import DraftCounts
+from training.evaluation import stage
 from training.evaluation.compare import chance, checks, offline_row, online_row, rate_error
 from training.evaluation.prompts import of_states
 from training.evaluation.records import Asked, Offline, Online, Walked
 from training.evaluation.way import KEY, way_of
+from training.gate import Gate
 from training.kept import begin_stage
 from training.plan import SamplingSection, TrainingPlan, read_plan
 from training.samples import Sample
@@ -215,6 +218,35 @@ def test_the_error_of_a_rate_is_that_of_repeating_the_answers(
     n = len(answers)
     factor = ((2 * n) / (2 * n - 1) * (n - 1) / n / 2) ** 0.5  # twice as many of the same
     assert rate_error(answers * 2) == pytest.approx(error * factor, abs=1e-12)
+
+
+def test_the_engine_of_online_states_is_closed_before_others_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    class Source:
+        def close(self) -> None:
+            told.append("closed")
+
+    def done(expected: stage.Expectation, folder: Path, inputs: dict[str, str]) -> Gate:
+        expected.walk()
+        told.append("engines asked")
+        return gate
+
+    gate = Gate(stage="train", passed=True, checks=(), output="x")
+    offline, _ = sampled([counts(20, 30)], [counts(20, 30)])
+    monkeypatch.setattr(stage, "unchanged_best", lambda work: gate)
+    monkeypatch.setattr(stage, "passed_gate", lambda folder, name: gate)
+    monkeypatch.setattr(stage, "target_folder", lambda plan: tmp_path)
+    monkeypatch.setattr(stage, "context_of", lambda plan, positions: 50)
+    monkeypatch.setattr(stage, "read_facts", lambda target: SimpleNamespace(max_positions=50))
+    monkeypatch.setattr(stage, "open_source", lambda plan, work: Source())
+    monkeypatch.setattr(stage, "of_states", lambda *given: [])
+    monkeypatch.setattr(stage, "walk_captured", lambda *given: told.append("walked") or offline)
+    monkeypatch.setattr(stage, "_run", done)
+    assert stage.run(plan_with("states"), tmp_path) is gate
+    assert told == ["walked", "closed", "engines asked"]
 
 
 def test_the_kimi_plans_walk_over_states() -> None:

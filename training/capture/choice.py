@@ -57,9 +57,13 @@ class WithChoice:
         ]
 
     def close(self) -> None:
-        """End the engine, and free the head."""
+        """End the engine, and free the head: an engine may be started in its place."""
+        import torch
+
         self._head = None
         self._inner.close()
+        if self._device != "cpu":
+            torch.cuda.empty_cache()
 
     def _choose(self, last: Tensor) -> Tensor:
         """The choices int32 [N] after states [N, H], on the engine's device where there is room."""

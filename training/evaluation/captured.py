@@ -69,7 +69,7 @@ def walk_captured(
                 right, scored = right + hits, scored + slots
             progress.update(len(walked) - 1, tokens=row.row.tokens, text="answers walked")
     if device.type == "cuda":
-        del head
+        del head, lm_head
         torch.cuda.empty_cache()  # an engine is to be started there
     total = pool([w.counts for w in walked])
     assert total is not None

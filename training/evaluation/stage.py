@@ -80,14 +80,15 @@ def run(plan: TrainingPlan, work: Path, *, url: str | None = None) -> Gate:
         return _run(_by_engine(serving, held, way), folder, inputs)
     inputs["capture"] = passed_gate(stage_folder(work, "capture"), "capture").output
     serving = msgspec.structs.replace(serving, greedy=plan.sampling.temperature == 0)
-    with closing(open_source(plan, work)) as source:
-        found = of_states(plan, work, source, context)
+    source = open_source(plan, work)
+    found = of_states(plan, work, source, context)
 
-        def walk() -> Offline:
+    def walk() -> Offline:
+        with closing(source):  # with capture.online an engine, in the room of those that are asked
             return walk_captured(serving, found, source, way)
 
-        held = [each for each, _ in found]
-        return _run(Expectation(serving=serving, held=held, way=way, walk=walk), folder, inputs)
+    held = [each for each, _ in found]
+    return _run(Expectation(serving=serving, held=held, way=way, walk=walk), folder, inputs)
 
 
 def run_drafter(
