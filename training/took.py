@@ -7,6 +7,7 @@ adds nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -52,7 +53,8 @@ def timed(out: Path, stage: Stage, run: Callable[[], Gate]) -> Done:
     try:
         gate = run()
     except BaseException:
-        _spent(out, stage, time.perf_counter() - begun, ended=False)
+        with contextlib.suppress(OSError):  # of a full disk too: what ended the stage is told
+            _spent(out, stage, time.perf_counter() - begun, ended=False)
         raise
     seconds = time.perf_counter() - begun
     kept = before is not None and before == gate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,6 +129,21 @@ def test_damaged_times_are_told_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "pipeline.json").write_text("{")
     with pytest.raises(UsageError, match=r"pipeline\.json: cannot be read .*; remove it"):
         timed(tmp_path, "train", lambda: pytest.fail("the work was begun"))
+
+
+def test_times_that_cannot_be_written_hide_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def failing() -> Gate:
+        raise GateFailed("what ended the stage")
+
+    stage_folder(tmp_path, "train").mkdir(parents=True)
+    monkeypatch.setattr("training.took.write_record", full)
+    with pytest.raises(GateFailed, match="what ended the stage"):
+        timed(tmp_path, "train", failing)
 
 
 def test_only_the_first_of_several_processes_counts_time(
