@@ -229,6 +229,10 @@ def test_the_engine_of_online_states_is_closed_before_others_are_asked(
         def close(self) -> None:
             told.append("closed")
 
+    def walk(*given: object) -> Offline:
+        told.append("walked")
+        return offline
+
     def done(expected: stage.Expectation, folder: Path, inputs: dict[str, str]) -> Gate:
         expected.walk()
         told.append("engines asked")
@@ -243,7 +247,7 @@ def test_the_engine_of_online_states_is_closed_before_others_are_asked(
     monkeypatch.setattr(stage, "read_facts", lambda target: SimpleNamespace(max_positions=50))
     monkeypatch.setattr(stage, "open_source", lambda plan, work: Source())
     monkeypatch.setattr(stage, "of_states", lambda *given: [])
-    monkeypatch.setattr(stage, "walk_captured", lambda *given: told.append("walked") or offline)
+    monkeypatch.setattr(stage, "walk_captured", walk)
     monkeypatch.setattr(stage, "_run", done)
     assert stage.run(plan_with("states"), tmp_path) is gate
     assert told == ["walked", "closed", "engines asked"]
