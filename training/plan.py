@@ -54,8 +54,8 @@ class GenerateSection(Section, frozen=True, kw_only=True):
     needs a temperature. `max_tokens` an answer. The `most_*` shares are the gate's limits; what
     they count is filtered out where the gate passes. `most_misplaced`: with end or think tokens
     where none belong. `least_round_trip`: of samples whose tokens give what the server sent.
-    `least_samples`: kept ones. `keep_truncated`: an answer that was cut is counted, but kept: as
-    far as it goes it is the target's own.
+    `least_samples`: kept ones. `keep_truncated`: an answer that was cut is counted, but kept, if
+    it has a token: as far as it goes it is the target's own.
     """
 
     engine: EngineName = "reference"
