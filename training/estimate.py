@@ -186,7 +186,8 @@ def _data(plan: TrainingPlan, sizes: Sizes) -> Iterator[Figure]:
         name="states of a token",
         value=each,
         unit="bytes",
-        how=f"{states} states x {sizes.spec.target_hidden_size:,} in {plan.capture.dtype}, and ids",
+        how=f"{states} states x {sizes.spec.target_hidden_size:,} in {plan.capture.dtype}, "
+        "an id and a choice",
     )
     trained = sizes.tokens * (1 - plan.train.held_out) * plan.train.epochs
     yield Figure(
