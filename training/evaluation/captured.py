@@ -21,7 +21,7 @@ from harness.errors import UsageError
 from harness.measure.metrics import pool
 from harness.records import DraftCounts
 from training.evaluation.online import Serving, served_dtype
-from training.evaluation.records import HeldOut, Offline, Walked
+from training.evaluation.records import HeldOut, Offline, Walked, counts_of
 from training.evaluation.way import Way
 from training.heads import TargetFacts, read_facts
 from training.progress import Progress, note
@@ -151,13 +151,7 @@ def _walk(head: Eagle3Drafter, row: LoadedRow, held: HeldOut, k: int) -> DraftCo
     drafts = draft_everywhere(head, captured, k, slots=drafted_slots(captured.batch, 0))
     (span,) = spans(row)
     span = msgspec.structs.replace(span, end=span.begin + held.max_tokens)
-    found = walk(drafts.cpu(), row.captured.batch.ids, span)
-    return DraftCounts(
-        drafts=found.drafts,
-        drafted=found.drafted,
-        accepted=found.accepted,
-        per_position=found.per_position,
-    )
+    return counts_of(walk(drafts.cpu(), row.captured.batch.ids, span))
 
 
 def _walked(held: HeldOut, row: LoadedRow, counts: DraftCounts) -> Walked:

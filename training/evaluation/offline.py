@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from harness.measure.metrics import pool
 from harness.records import DraftCounts
-from training.evaluation.records import HeldOut, Offline, Walked
+from training.evaluation.records import HeldOut, Offline, Walked, counts_of
 from training.progress import Progress
 
 if TYPE_CHECKING:
@@ -181,15 +181,7 @@ def _walk_group(
         begin = len(each.held.token_ids)
         end = begin + len(each.answer)
         span = Span(row=row, begin=begin, end=end, known=len(each.tokens))
-        found = walk(drafts, captured.batch.ids, span)
-        counts.append(
-            DraftCounts(
-                drafts=found.drafts,
-                drafted=found.drafted,
-                accepted=found.accepted,
-                per_position=found.per_position,
-            )
-        )
+        counts.append(counts_of(walk(drafts, captured.batch.ids, span)))
         choice = engine.model.logits(last[row, begin - 1 : end - 1]).argmax(-1).tolist()
         right += sum(a == b for a, b in zip(choice, each.answer, strict=True))
         scored += len(each.answer)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from harness.records import DraftCounts
+
+if TYPE_CHECKING:
+    from training import evaluate
 
 Source = Literal["counters", "requests", "client"]
 WalkedFrom = Literal["engine", "states"]
@@ -116,3 +119,13 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
     offline: Offline
     online: tuple[Online, ...]
+
+
+def counts_of(walked: evaluate.DraftCounts) -> DraftCounts:
+    """The counts of a walk as those of an engine are kept."""
+    return DraftCounts(
+        drafts=walked.drafts,
+        drafted=walked.drafted,
+        accepted=walked.accepted,
+        per_position=walked.per_position,
+    )
