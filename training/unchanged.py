@@ -39,6 +39,22 @@ def _proved(folder: Path, gate: Gate) -> Iterator[Sample]:
         raise _changed(folder, "samples", "generate", "run `python -m training generate` again")
 
 
+def check_same_samples(work: Path, *stages: Stage) -> None:
+    """Raise `UsageError` where a stage was made from other samples than are kept today.
+
+    What is kept follows the plan (`generate.keep_truncated`), and with it which prompts are held
+    out: some that were trained on would be evaluated on.
+    """
+    now = passed_gate(stage_folder(work, "generate"), "generate").output
+    for stage in stages:
+        folder = stage_folder(work, stage)
+        if passed_gate(folder, stage).inputs.get("generate", now) != now:
+            raise UsageError(
+                f"{folder}: was made from other samples than generate keeps now; run `python -m "
+                f"training generate` with the plan of before, or remove {folder} to make it anew"
+            )
+
+
 def unchanged_vocabulary(work: Path, vocab_size: int) -> Gate:
     """The gate of `vocab`, of a target with `vocab_size` tokens."""
     from training.train.stage import read_vocabulary

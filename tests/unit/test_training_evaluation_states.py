@@ -241,6 +241,7 @@ def test_the_engine_of_online_states_is_closed_before_others_are_asked(
     gate = Gate(stage="train", passed=True, checks=(), output="x")
     offline, _ = sampled([counts(20, 30)], [counts(20, 30)])
     monkeypatch.setattr(stage, "unchanged_best", lambda work: gate)
+    monkeypatch.setattr(stage, "check_same_samples", lambda work, name: None)
     monkeypatch.setattr(stage, "passed_gate", lambda folder, name: gate)
     monkeypatch.setattr(stage, "target_folder", lambda plan: tmp_path)
     monkeypatch.setattr(stage, "context_of", lambda plan, positions: 50)

@@ -16,7 +16,7 @@ from training.gate import GATE, Gate, passed_gate, read_gate, write_gate
 from training.generate.secret import is_secret
 from training.plan import TrainingPlan
 from training.samples import Sample
-from training.unchanged import unchanged_samples
+from training.unchanged import check_same_samples, unchanged_samples
 
 
 @pytest.mark.parametrize("data", [b'{"stage": "train", "pas', b"[1]", b"\xff\x00", b""])
@@ -86,6 +86,18 @@ def test_samples_are_proved_while_they_are_read_and_refused_at_their_end(tmp_pat
         list(unchanged_samples(tmp_path)[1])
 
 
+def test_a_stage_of_other_samples_than_are_kept_now_is_refused(tmp_path: Path) -> None:
+    write_samples(tmp_path, some_samples(5))
+    now = passed_gate(tmp_path / "samples", "generate").output
+    for inputs in ({}, {"generate": now}):
+        (tmp_path / "train").mkdir(exist_ok=True)
+        write_gate(tmp_path / "train", Gate.of("train", (), output="x", inputs=inputs))
+        check_same_samples(tmp_path, "train")
+    write_samples(tmp_path, some_samples(6))  # one more is kept
+    with pytest.raises(UsageError, match=r"train: was made from other samples"):
+        check_same_samples(tmp_path, "train")
+
+
 def test_stages_read_the_samples_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from training.evaluation.prompts import of_samples
     from training.train import stage as train
@@ -101,6 +113,7 @@ def test_stages_read_the_samples_once(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sample_files, "read_samples", counted)
     assert of_samples(TrainingPlan(), tmp_path, 100)
     assert len(reads) == 1
+    monkeypatch.setattr("training.unchanged.check_same_samples", lambda work, *stages: None)
     for name in ("passed_gate", "unchanged_vocabulary"):  # the other stages' folders are not there
         where = "training.train.stage" if name == "passed_gate" else "training.unchanged"
         gate = Gate(stage="x", passed=True, checks=(), output="o")

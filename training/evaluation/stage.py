@@ -40,7 +40,7 @@ from training.progress import note
 from training.shown import REPORT
 from training.states import open_source
 from training.targets import demo_prompts, target_digest, target_folder, target_identity
-from training.unchanged import unchanged_best
+from training.unchanged import check_same_samples, unchanged_best
 
 STAGE = "evaluate"
 RESULT = "evaluation.json"
@@ -67,6 +67,7 @@ def run(plan: TrainingPlan, work: Path, *, url: str | None = None) -> Gate:
     than is expected.
     """
     trained = unchanged_best(work)
+    check_same_samples(work, "train")
     target, drafter = target_folder(plan), best_checkpoint(work)
     folder = stage_folder(work, "evaluate")
     way = way_of(plan, target, folder)
@@ -78,6 +79,7 @@ def run(plan: TrainingPlan, work: Path, *, url: str | None = None) -> Gate:
     if way.walked_from == "engine":
         held = of_samples(plan, work, context)
         return _run(_by_engine(serving, held, way), folder, inputs)
+    check_same_samples(work, "capture")
     inputs["capture"] = passed_gate(stage_folder(work, "capture"), "capture").output
     serving = msgspec.structs.replace(serving, greedy=plan.sampling.temperature == 0)
     source = open_source(plan, work)

@@ -119,8 +119,9 @@ def _inputs(plan: TrainingPlan, work: Path) -> tuple[dict[str, str], dict[str, A
     from training.heads import read_facts
     from training.targets import target_folder
     from training.train.job import Asked
-    from training.unchanged import unchanged_samples, unchanged_vocabulary
+    from training.unchanged import check_same_samples, unchanged_samples, unchanged_vocabulary
 
+    check_same_samples(work, "capture")
     generated, samples = unchanged_samples(work)
     asked = {s.id: Asked(prompt_id=s.prompt_id, greedy=s.greedy) for s in samples}
     gates: dict[Stage, Gate] = {
