@@ -300,6 +300,23 @@ def test_clocks_held_back_are_a_caution(bits: int, code: str | None) -> None:
     assert found.gpus[0].throttled == ({} if code is None else found.gpus[0].throttled)
 
 
+@pytest.mark.parametrize(
+    ("plan", "held", "told"),
+    [
+        (GPU_PLAN, (5e9, 0.0), False),  # the slowed one is another's
+        (GPU_PLAN, (0.0, 0.0), True),  # process ids are another namespace's: any may be its
+        (Plan(engine=EngineSection(device="cpu")), (0.0, 0.0), False),
+    ],
+)
+def test_clocks_are_looked_at_where_the_engine_may_run(
+    plan: Plan, held: tuple[float, float], told: bool
+) -> None:
+    rows = gpu_rows(engine_memory_bytes=held[0])
+    rows += gpu_rows("1", engine_memory_bytes=held[1], throttle_reasons=float(0x40))
+    summary, _ = found_in(run_of([sampled(*rows)], plan=plan))
+    assert ("gpu_throttled" in codes(summary)) == told
+
+
 def engine_rows(preemptions: float = 0.0) -> list[Row]:
     return [
         Row(at * S, "engine", "", {
