@@ -49,11 +49,14 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 class About(msgspec.Struct, frozen=True, kw_only=True):
     """What is told once: why a source says nothing, and the GPUs' names.
 
-    `failed`: why one reading of a source gave nothing, told each time.
+    `failed`: why a reading of a source at `at_ns` gave nothing, told each time. `sources`: all that
+    will speak, told when they have begun.
     """
 
     missing: dict[str, str] = {}
     failed: dict[str, str] = {}
+    at_ns: int = 0
+    sources: tuple[str, ...] = ()
     gpus: dict[str, dict[str, Any]] = {}
 
 
@@ -126,6 +129,11 @@ class Hardware:
             )
         )
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Those that rows will come of."""
+        return ("host",) if self._gpus is None else ("host", "gpu")
+
     def sample(self) -> None:
         """One row of the host, one of each GPU."""
         at_ns = time.perf_counter_ns()
@@ -170,7 +178,7 @@ class Server:
             middle = (at_ns + time.perf_counter_ns()) // 2
             self._spool.tell(Row(middle, "engine", "", values))
             return
-        self._spool.tell(About(failed={"engine": why}))
+        self._spool.tell(About(failed={"engine": why}, at_ns=at_ns))
 
 
 def main() -> int:
@@ -188,14 +196,17 @@ def main() -> int:
 
         return Ticker(sample, orders.interval_s, failed)
 
-    tickers = [ticking("machine", Hardware(spool, orders.pid).sample)]
+    hardware = Hardware(spool, orders.pid)
+    sources, tickers = hardware.sources, [ticking("machine", hardware.sample)]
     if orders.metrics_url is None:
         spool.tell(About(missing={"engine": "no metrics page, or several replicas"}))
     else:
         try:
             tickers.append(ticking("engine", Server(spool, orders).sample))
+            sources = (*sources, "engine")
         except HarnessError as error:
             spool.tell(About(missing={"engine": str(error)}))
+    spool.tell(About(sources=sources))
     for _ in sys.stdin.buffer:
         for ticker in tickers:
             ticker.now()

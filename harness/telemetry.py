@@ -42,6 +42,7 @@ class Watch:
         self._gpus: dict[str, dict[str, object]] = {}
         self._rows: list[Row] = []
         self._latest: dict[str, int] = {}
+        self._sources: tuple[str, ...] = ()
         self._begin_ns = self._end_ns = 0
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -105,11 +106,12 @@ class Watch:
         self._files.close()
 
     def _await(self, at_ns: int) -> None:
-        """Until every source that speaks has a sample from `at_ns` on, or `SAMPLE_S` is over."""
+        """Until every source was sampled at `at_ns` or later, or `SAMPLE_S` is over."""
         deadline = time.monotonic() + SAMPLE_S
         while True:
             self._take_in()
-            if self._latest and min(self._latest.values()) >= at_ns:
+            known = [self._latest.get(source, 0) for source in self._sources]
+            if known and min(known) >= at_ns:
                 return
             if time.monotonic() > deadline or not self._alive():
                 return
@@ -122,9 +124,8 @@ class Watch:
             return
         self._read += len(whole) + 1
         for line in whole.split(b"\n"):
-            with contextlib.suppress(
-                msgspec.MsgspecError, UnicodeDecodeError
-            ):  # cut by a full disk
+            # A line may have been cut by a full disk.
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
                 self._take_line(line)
 
     def _take_line(self, line: bytes) -> None:
@@ -136,7 +137,9 @@ class Watch:
         about = msgspec.json.decode(line, type=About)
         self._missing |= about.missing
         self._gpus |= about.gpus
+        self._sources = about.sources or self._sources
         for source, why in about.failed.items():
+            self._latest[source] = about.at_ns
             self._failed.setdefault(source, []).append(why)
 
     def _alive(self) -> bool:
