@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,7 +95,7 @@ def test_a_machine_whose_cards_count_nothing_has_no_network_figure(
         return SimpleNamespace(bytes_sent=sent, bytes_recv=0)
 
     cards = {"lo": card(9), "eth0": card(0)}
-    monkeypatch.setattr(activity.psutil, "net_io_counters", lambda pernic: cards)
+    monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: cards)
     assert activity.network_bytes() is None
     cards["eth0"] = card(5)
     assert activity.network_bytes() == 5
