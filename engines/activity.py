@@ -30,6 +30,7 @@ SLOW_PHASES: dict[str, tuple[float, float]] = {
     "capture_graphs": (90.0, 1800.0),  # vLLM's name for it
     "graph_capture": (90.0, 1800.0),  # SGLang's
     "warm_up": (90.0, 1800.0),
+    "warmup": (90.0, 1800.0),  # SGLang's
     "profile_memory": (60.0, 900.0),
     # A rendezvous waits for the slowest rank, which may still be importing.
     "distributed": (90.0, 600.0),
@@ -139,7 +140,8 @@ def network_bytes() -> int | None:
         cards = psutil.net_io_counters(pernic=True)
     except (OSError, RuntimeError):
         return None
-    return sum(c.bytes_sent + c.bytes_recv for name, c in cards.items() if name != "lo")
+    total = sum(c.bytes_sent + c.bytes_recv for name, c in cards.items() if name != "lo")
+    return total or None  # a sandbox counts nothing and says 0
 
 
 @functools.cache

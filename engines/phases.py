@@ -13,6 +13,8 @@ FIRST_PHASE = "launch"
 """From the start of the process to the first line that marks a phase: Python and its imports."""
 MAX_LOG_BYTES = 4_000_000
 MAX_LINE_BYTES = 1_000_000
+MAX_PROGRESS_CHARS = 2000
+"""Of a line: a progress bar is shorter, and the search of a far longer line could take hours."""
 PROGRESS = re.compile(r"\d+%.*?\|?\s*\b(\d+)/(\d+) \[")
 """A progress bar's count, as `tqdm` writes it: shards loaded, graphs captured."""
 TARGET_PHASES = ("load_weights", "load_target")
@@ -51,7 +53,7 @@ class PhaseTracker:
     def feed(self, line: str, now_s: float) -> bool:
         """Take one log line; True if a phase began with it."""
         begins = self._begin(line, now_s)
-        count = PROGRESS.search(line)
+        count = PROGRESS.search(line[:MAX_PROGRESS_CHARS])
         if count is not None and int(count[1]) <= int(count[2]):
             self._progress[self.index] = int(count[1]), int(count[2])
         return begins
@@ -99,13 +101,16 @@ class LogFollower:
 
 def read_log(path: Path) -> str:
     """The log's text; of a very long one the first and the last two megabytes."""
+    half = MAX_LOG_BYTES // 2
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(MAX_LOG_BYTES if size <= MAX_LOG_BYTES else half)
+            if size > MAX_LOG_BYTES:  # never the whole: it may be larger than the memory
+                file.seek(size - half)
+                data += b"\n[...]\n" + file.read(half)
     except OSError:
         return ""
-    if len(data) > MAX_LOG_BYTES:
-        half = MAX_LOG_BYTES // 2
-        data = data[:half] + b"\n[...]\n" + data[-half:]
     return data.decode("utf-8", "replace")
 
 

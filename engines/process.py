@@ -182,7 +182,7 @@ class EngineProcess:
                 self.spec.command_prefix,
                 launch,
                 grace_s=GRACE_S,
-                env={"PYTHONUNBUFFERED": "1", MARKER: self._marker},
+                env={**ENVIRONMENT, MARKER: self._marker},
             )
             how = ["--outer", f"{GRACE_S + CARRIED_S:g}"]
         command = [sys.executable, "-I", "-S", supervisor, *how, *started]

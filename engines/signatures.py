@@ -214,7 +214,8 @@ def ending_of(cause: str | None, log: str) -> tuple[Ending, str] | None:
 
     The log is searched only where no cause was found in it: lines that were survived are no cause.
     """
-    text = log if cause is None else cause
+    # A progress bar's lines end in a carriage return alone, the last before an error too.
+    text = (log if cause is None else cause).replace("\r", "\n")
     for ending in ENDINGS:
         found = re.search(ending.pattern, text, re.MULTILINE)
         if found is not None:

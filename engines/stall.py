@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from engines.activity import Stall, tree
+from engines.phases import read_log
 from engines.signatures import stall_advice
 
 DUMP_S = 20.0
@@ -248,10 +249,9 @@ def _named_in(log: str) -> dict[int, str]:
 
 def _log_tail(path: Path) -> str:
     """The last lines of each rank, ranks by the prefix that engines write before a line."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-5000:]
-    except OSError as error:
-        return f"{path}: {error.strerror}\n"
+    lines = read_log(path).splitlines()[-5000:]
+    if not lines:
+        return f"{path} is empty, or cannot be read\n"
     by_rank: dict[str, list[str]] = defaultdict(list)
     for line in lines:
         if line.strip():

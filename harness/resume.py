@@ -127,6 +127,8 @@ def differences(then: Manifest, now: Made) -> list[str]:
     found += _changed((name, was, now.versions.get(name)) for name, was in then.versions.items())
     for engine, packages in then.engine_versions.items():
         here = now.engine_versions.get(engine, {})
+        if not packages or not here:
+            continue  # its Python did not answer: an engine without any package starts nowhere
         names = sorted({*packages, *here})
         found += _changed((f"{engine}'s {n}", packages.get(n), here.get(n)) for n in names)
     for engine, digests in then.digests.items():
@@ -142,7 +144,9 @@ def _code(then: Manifest, now: Made) -> list[str]:
         return []
     if then.git_commit != now.git_commit:
         return _changed([("git commit", then.git_commit[:12], now.git_commit[:12])])
-    if then.git_dirty != now.git_dirty or then.git_diff != now.git_diff:
+    known = then.git_diff is not None and now.git_diff is not None
+    dirty = {then.git_dirty, now.git_dirty}
+    if dirty == {True, False} or (known and then.git_diff != now.git_diff):
         return [f"the uncommitted changes to {now.git_commit[:12]} are not those it was begun with"]
     return []
 

@@ -1,8 +1,9 @@
-"""`python -m harness.sampler SPOOL`: samples a server's gauges, the GPUs and the host.
+"""`python -m harness.sampler`: samples a server's gauges, the GPUs and the host.
 
 A process of its own, at a low priority, so that it never holds the interpreter that stamps the
 requests. Standard input brings one line of JSON, the `Orders`; every further line asks for a
-sample at once; its end means that nobody reads any more. Each sample is a line of JSON in SPOOL.
+sample at once; its end means that nobody reads any more. Each sample is a line of JSON on standard
+output, a file that has no name: however the reader ends, nothing of it is left.
 Times are `perf_counter_ns`, which on Linux is one clock for all processes.
 """
 
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -46,17 +47,25 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told once, or when it changes: why a source says nothing, and the GPUs' names."""
+    """What is told once: why a source says nothing, and the GPUs' names.
+
+    `failed`: why a reading of a source at `at_ns` gave nothing, told each time. `sources`: all that
+    will speak, told when they have begun.
+    """
 
     missing: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    at_ns: int = 0
+    sources: tuple[str, ...] = ()
     gpus: dict[str, dict[str, Any]] = {}
 
 
 class Spool:
-    """A file of lines that another process reads while it grows."""
+    """Standard output: a file of lines that another process reads while it grows."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
+    def __init__(self) -> None:
+        self._file = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)  # what a library prints is no sample
         self._lock = threading.Lock()
 
     def tell(self, what: Row | About) -> None:
@@ -67,10 +76,15 @@ class Spool:
 
 
 class Ticker:
-    """Calls `sample` every `interval_s` and whenever it is asked to, on a thread of its own."""
+    """Calls `sample` every `interval_s` and whenever it is asked to, on a thread of its own.
 
-    def __init__(self, sample: Any, interval_s: float) -> None:
-        self._sample, self._interval_s = sample, interval_s
+    `failed` is told what a sample raised; the next one has its turn.
+    """
+
+    def __init__(
+        self, sample: Callable[[], None], interval_s: float, failed: Callable[[Exception], None]
+    ) -> None:
+        self._sample, self._interval_s, self._failed = sample, interval_s, failed
         self._asked = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -83,7 +97,11 @@ class Ticker:
         while True:
             self._asked.wait(max(0.0, due - time.monotonic()))
             self._asked.clear()
-            self._sample()
+            try:
+                self._sample()
+            except Exception as error:  # one source must not end without a word
+                with contextlib.suppress(OSError):  # a full disk cannot be told
+                    self._failed(error)
             if time.monotonic() >= due:  # what was missed is left out, not made up for
                 late = time.monotonic() - due
                 due += self._interval_s * (1 + late // self._interval_s)
@@ -96,7 +114,12 @@ class Hardware:
         self._spool, self._pid = spool, pid
         self._host = Host()
         nvml, why = load_nvml()
-        self._gpus = None if nvml is None else Gpus(nvml)
+        self._gpus: Gpus | None = None
+        if nvml is not None:
+            try:
+                self._gpus = Gpus(nvml)
+            except nvml.NVMLError as error:  # a GPU that is lost, or not allowed
+                why = f"NVIDIA's library answers: {error}"
         self._pids: frozenset[int] = frozenset()
         self._looked = -TREE_EVERY_S
         spool.tell(
@@ -105,6 +128,11 @@ class Hardware:
                 gpus={} if self._gpus is None else self._gpus.describe(),
             )
         )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Those that rows will come of."""
+        return ("host",) if self._gpus is None else ("host", "gpu")
 
     def sample(self) -> None:
         """One row of the host, one of each GPU."""
@@ -135,7 +163,6 @@ class Server:
         assert orders.metrics_url is not None
         self._spool, self._url = spool, orders.metrics_url
         self._http = plain_client(self._url, orders.client, orders.api_key)
-        self._failed = 0
 
     def sample(self) -> None:
         """One row; a page that cannot be read gives none, and the reason is told."""
@@ -151,25 +178,35 @@ class Server:
             middle = (at_ns + time.perf_counter_ns()) // 2
             self._spool.tell(Row(middle, "engine", "", values))
             return
-        self._failed += 1
-        self._spool.tell(About(missing={"engine": f"{self._failed} readings failed: {why}"}))
+        self._spool.tell(About(failed={"engine": why}, at_ns=at_ns))
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Sample until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to answer
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
-    spool = Spool(Path(arguments[0]))
-    tickers = [Ticker(Hardware(spool, orders.pid).sample, orders.interval_s)]
+    spool = Spool()
+
+    def ticking(source: str, sample: Callable[[], None]) -> Ticker:
+        def failed(error: Exception) -> None:
+            why = one_line(f"{type(error).__name__}: {error}", 160)
+            spool.tell(About(failed={source: why}))
+
+        return Ticker(sample, orders.interval_s, failed)
+
+    hardware = Hardware(spool, orders.pid)
+    sources, tickers = hardware.sources, [ticking("machine", hardware.sample)]
     if orders.metrics_url is None:
         spool.tell(About(missing={"engine": "no metrics page, or several replicas"}))
     else:
         try:
-            tickers.append(Ticker(Server(spool, orders).sample, orders.interval_s))
+            tickers.append(ticking("engine", Server(spool, orders).sample))
+            sources = (*sources, "engine")
         except HarnessError as error:
             spool.tell(About(missing={"engine": str(error)}))
+    spool.tell(About(sources=sources))
     for _ in sys.stdin.buffer:
         for ticker in tickers:
             ticker.now()
@@ -177,4 +214,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

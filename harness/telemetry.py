@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter_ns
+from typing import IO
 
 import msgspec
 
@@ -31,24 +33,30 @@ class Watch:
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
-        self._folder = tempfile.TemporaryDirectory(prefix="spec-harness-")
-        self._spool = Path(self._folder.name) / "samples"
+        self._files = contextlib.ExitStack()
+        self._spool: IO[bytes] | None = None
+        self._log: IO[bytes] | None = None
         self._read = 0
         self._missing: dict[str, str] = {}
+        self._failed: dict[str, list[str]] = {}
         self._gpus: dict[str, dict[str, object]] = {}
         self._rows: list[Row] = []
         self._latest: dict[str, int] = {}
+        self._sources: tuple[str, ...] = ()
         self._begin_ns = self._end_ns = 0
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            with open(self._folder.name + "/log", "wb") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "harness.sampler", str(self._spool)],
-                    cwd=ROOT,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                )
+            # Files without a name: after a kill -9 nothing is left of them.
+            spool, log = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+            self._spool = self._files.enter_context(spool)
+            self._log = self._files.enter_context(log)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "harness.sampler"],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=self._spool,
+                stderr=self._log,
+            )
         except OSError as error:
             self._missing["all"] = f"the sampling process could not be started: {error}"
         # By the pipe, not by arguments or a file: a key may be in it.
@@ -56,6 +64,8 @@ class Watch:
 
     def begin(self) -> None:
         """A cell's load is about to begin; returns when it was sampled."""
+        self._take_in()
+        self._failed.clear()  # what failed before is of no cell, or of an earlier one
         self._begin_ns = perf_counter_ns()
         self._write(b"now\n")
         self._await(self._begin_ns)
@@ -71,6 +81,8 @@ class Watch:
         rows = [row for row in self._rows if row.at_ns >= self._begin_ns]
         self._rows = []
         missing = dict(self._missing)
+        for source, whys in self._failed.items():
+            missing[source] = f"{len(whys)} readings failed: {whys[-1]}"
         if not rows and "all" not in missing:
             missing["all"] = self._why()
         return series_of(
@@ -91,14 +103,15 @@ class Watch:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._folder.cleanup()
+        self._files.close()
 
     def _await(self, at_ns: int) -> None:
-        """Until every source that speaks has a sample from `at_ns` on, or `SAMPLE_S` is over."""
+        """Until every source was sampled at `at_ns` or later, or `SAMPLE_S` is over."""
         deadline = time.monotonic() + SAMPLE_S
         while True:
             self._take_in()
-            if self._latest and min(self._latest.values()) >= at_ns:
+            known = [self._latest.get(source, 0) for source in self._sources]
+            if known and min(known) >= at_ns:
                 return
             if time.monotonic() > deadline or not self._alive():
                 return
@@ -106,24 +119,28 @@ class Watch:
 
     def _take_in(self) -> None:
         """Read the lines that were written since the last look."""
-        try:
-            with self._spool.open("rb") as file:
-                file.seek(self._read)
-                whole = file.read().rpartition(b"\n")[0]
-        except OSError:
-            return
+        whole = _since(self._spool, self._read).rpartition(b"\n")[0]
         if not whole:
             return
         self._read += len(whole) + 1
         for line in whole.split(b"\n"):
-            if line.startswith(b"["):
-                row = msgspec.json.decode(line, type=Row)
-                self._rows.append(row)
-                self._latest[row.source] = row.at_ns
-            else:
-                about = msgspec.json.decode(line, type=About)
-                self._missing |= about.missing
-                self._gpus |= about.gpus
+            # A line may have been cut by a full disk.
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                self._take_line(line)
+
+    def _take_line(self, line: bytes) -> None:
+        if line.startswith(b"["):
+            row = msgspec.json.decode(line, type=Row)
+            self._rows.append(row)
+            self._latest[row.source] = row.at_ns
+            return
+        about = msgspec.json.decode(line, type=About)
+        self._missing |= about.missing
+        self._gpus |= about.gpus
+        self._sources = about.sources or self._sources
+        for source, why in about.failed.items():
+            self._latest[source] = about.at_ns
+            self._failed.setdefault(source, []).append(why)
 
     def _alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -131,8 +148,7 @@ class Watch:
     def _why(self) -> str:
         if self._alive():
             return "no sample came in time"
-        log = Path(self._folder.name) / "log"
-        said = log.read_text("utf-8", "replace").strip().splitlines() if log.is_file() else []
+        said = _since(self._log, 0).decode("utf-8", "replace").strip().splitlines()
         return f"the sampling process ended: {said[-1] if said else 'it said nothing'}"
 
     def _write(self, line: bytes) -> None:
@@ -140,6 +156,15 @@ class Watch:
             with contextlib.suppress(OSError, ValueError):  # it has ended
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
+
+
+def _since(file: IO[bytes] | None, offset: int) -> bytes:
+    """What another process wrote behind `offset`; its own place in the file stays where it is."""
+    if file is None:
+        return b""
+    with contextlib.suppress(OSError):
+        return os.pread(file.fileno(), os.fstat(file.fileno()).st_size - offset, offset)
+    return b""
 
 
 @contextmanager

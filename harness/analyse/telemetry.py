@@ -175,15 +175,21 @@ def _energy(
 
     None where a GPU did not tell, or where it is not known that the engine runs on this machine's.
     """
-    mine = [gpu for gpu in gpus if gpu.engine]
-    if mine:
-        of = f"the engine's {len(mine)} GPUs" if len(mine) > 1 else "the engine's GPU"
-    elif gpus and on_these_gpus(run, data):
-        mine, of = list(gpus), f"all {len(gpus)} GPUs of the machine"
-    else:
+    mine = engine_gpus(run, data, gpus)
+    if not mine:
         return None, None
+    if not mine[0].engine:
+        of = f"all {len(gpus)} GPUs of the machine"
+    else:
+        of = f"the engine's {len(mine)} GPUs" if len(mine) > 1 else "the engine's GPU"
     told = [gpu.energy_j for gpu in mine if gpu.energy_j is not None]
     return (sum(told), of) if len(told) == len(mine) else (None, None)
+
+
+def engine_gpus(run: RunData, data: CellData, gpus: Sequence[GpuFigures]) -> list[GpuFigures]:
+    """Those its processes hold memory on; where they are not seen, all it may run on."""
+    mine = [gpu for gpu in gpus if gpu.engine]
+    return mine or (list(gpus) if on_these_gpus(run, data) else [])
 
 
 def on_these_gpus(run: RunData, data: CellData) -> bool:
@@ -208,7 +214,8 @@ def telemetry_cautions(
     """What the machine or the engine did that figures of this cell must be read with."""
     if found is None:
         return ()
-    checks = (_preempted(found), _slowed(found), _capped(found), _saturated(run, data, found))
+    gpus = engine_gpus(run, data, found.gpus)
+    checks = (_preempted(found), _slowed(gpus), _capped(gpus), _saturated(run, data, found))
     return tuple(c for c in checks if c is not None)
 
 
@@ -227,20 +234,21 @@ def _preempted(found: Telemetry) -> Caution | None:
     )
 
 
-def _worst(found: Telemetry, reasons: Sequence[str], least: float) -> tuple[float, str, str] | None:
+def _worst(
+    gpus: Sequence[GpuFigures], reasons: Sequence[str], least: float
+) -> tuple[float, str, str] | None:
     """Share, reason and GPU where clocks were held back most; None: nowhere that much."""
     told = [
         (share, reason, gpu.index)
-        for gpu in found.gpus
-        if gpu.engine is not False
+        for gpu in gpus
         for reason, share in (gpu.throttled or {}).items()
         if reason in reasons and share >= least
     ]
     return max(told) if told else None
 
 
-def _slowed(found: Telemetry) -> Caution | None:
-    worst = _worst(found, [r for r in THROTTLE_BITS.values() if r != POWER_LIMIT], SLOWED_SHARE)
+def _slowed(gpus: Sequence[GpuFigures]) -> Caution | None:
+    worst = _worst(gpus, [r for r in THROTTLE_BITS.values() if r != POWER_LIMIT], SLOWED_SHARE)
     if worst is None:
         return None
     share, reason, index = worst
@@ -254,8 +262,8 @@ def _slowed(found: Telemetry) -> Caution | None:
     )
 
 
-def _capped(found: Telemetry) -> Caution | None:
-    worst = _worst(found, [POWER_LIMIT], CAPPED_SHARE)
+def _capped(gpus: Sequence[GpuFigures]) -> Caution | None:
+    worst = _worst(gpus, [POWER_LIMIT], CAPPED_SHARE)
     if worst is None:
         return None
     share, _, index = worst

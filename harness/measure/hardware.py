@@ -30,11 +30,12 @@ def load_nvml() -> tuple[Any, str | None]:
         return None, "the package nvidia-ml-py is not installed"
     try:
         pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
         told = str(error)
         missing = "not found" in told.lower() or "not loaded" in told.lower()
         return None, NO_DRIVER if missing else f"NVIDIA's library answers: {told}"
-    if pynvml.nvmlDeviceGetCount() == 0:
+    if count == 0:
         return None, "the NVIDIA driver names no GPU"
     return pynvml, None
 
@@ -95,11 +96,12 @@ class Gpus:
         return {name: float(value) for name, value in told.items() if value is not None}
 
     def _engine_bytes(self, handle: Any, pids: frozenset[int]) -> int | None:
-        """None where no process is told, as in a container that hides process ids."""
+        """None where no process is told, as in a container that hides process ids, or no memory."""
         found = self._ask(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
         if not found or not pids:
             return None
-        return sum(int(p.usedGpuMemory or 0) for p in found if p.pid in pids)
+        held = [p.usedGpuMemory for p in found if p.pid in pids]
+        return None if None in held else sum(held)
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         try:

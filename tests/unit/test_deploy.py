@@ -117,6 +117,7 @@ def test_compose_starts_the_harness_once_the_engine_is_well() -> None:
     assert services["harness"]["depends_on"]["engine"]["condition"] == "service_healthy"
     for service in services.values():
         assert service["build"]["target"] in stages()
+    assert services["harness"]["healthcheck"] == {"disable": True}  # nothing beside the load
     command = " ".join(services["engine"]["command"])
     port = re.search(r"--port=(\d+)", command)
     assert port is not None

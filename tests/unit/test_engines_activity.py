@@ -6,11 +6,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines import activity
 from engines.activity import (
     BUSY_BUDGET_S,
     IDLE_BUDGET_S,
@@ -79,6 +82,23 @@ def test_no_patience_never_tells_and_more_patience_tells_later() -> None:
     assert 3 * IDLE_BUDGET_S < first <= 3 * IDLE_BUDGET_S + 1
     never = StallWatch(patience=0.0)
     assert not any(never.feed(at(1e6 * s), "x") for s in range(200))
+
+
+def test_warming_up_may_take_long_under_either_engine_s_name() -> None:
+    assert budgets("warmup") == budgets("warm_up") == budgets("compile")
+
+
+def test_a_machine_whose_cards_count_nothing_has_no_network_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def card(sent: int) -> SimpleNamespace:
+        return SimpleNamespace(bytes_sent=sent, bytes_recv=0)
+
+    cards = {"lo": card(9), "eth0": card(0)}
+    monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: cards)
+    assert activity.network_bytes() is None
+    cards["eth0"] = card(5)
+    assert activity.network_bytes() == 5
 
 
 @given(

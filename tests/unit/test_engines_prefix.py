@@ -155,8 +155,9 @@ def test_a_program_of_this_machine_changes_nothing(make: Any, tmp_path: Path) ->
     engine.start()
     engine.wait_ready()
     here = below(psutil.Process(engine.pid))
-    told = {p.environ().get("PLACE") for p in map(psutil.Process, here)}
-    assert told == {"here"}
+    environments = [psutil.Process(pid).environ() for pid in here]
+    told = {(e.get("PLACE"), e.get("PYTHONFAULTHANDLER")) for e in environments}
+    assert told == {("here", "1")}
     assert engine.argv[:2] == ("env", "PLACE=here")
     wait_for(tmp_path / "engine.log", "begin weights")
     engine.stop()

@@ -26,7 +26,7 @@ from engines.base import (
     PhaseMark,
     ServeSpec,
 )
-from engines.phases import LogFollower, PhaseTracker
+from engines.phases import LogFollower, PhaseTracker, read_log
 from engines.process import EngineProcess, check_port, free_port
 
 SERVER = """
@@ -480,6 +480,26 @@ def test_a_line_without_end_is_not_kept_whole(tmp_path: Path) -> None:
         file.write(b"end\nnext\n")
     first, second = follower.new_lines()
     assert (len(first), first.endswith("xend"), second) == (1_000_003, True, "next")
+
+
+def test_a_log_larger_than_the_memory_is_read_at_its_ends(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with open(log, "wb") as file:
+        file.write(b"first line\n")
+        file.seek(2**36)  # a hole of 64 GiB
+        file.write(b"\nlast line\n")
+    text = read_log(log)
+    assert text.startswith("first line\n")
+    assert text.endswith("\nlast line\n")
+    assert len(text) < 4_100_000
+    assert read_log(tmp_path / "none") == ""
+
+
+def test_a_line_of_a_million_digits_is_searched_for_no_progress() -> None:
+    tracker = PhaseTracker(())
+    assert not tracker.feed("1" * 1_000_000, 1.0)  # by squares this would take an hour
+    tracker.feed("Loading shards:  50% Completed | 1/2 [00:01<00:01]" + "1" * 1_000_000, 2.0)
+    assert tracker.said == "launch 1 of 2"
 
 
 def test_the_message_of_a_failure_is_of_bounded_length(make: Any, tmp_path: Path) -> None:

@@ -88,6 +88,14 @@ def test_lines_that_were_survived_are_no_cause() -> None:
     assert cause_of("all is well\n", None, signal_name=None, starved=None).kind is None
 
 
+def test_an_error_behind_a_progress_bar_is_told_without_the_bar() -> None:
+    bar = "".join(f"Loading shards:  {n}%|#   | {n}/100 [00:01<00:07]\r" for n in range(50))
+    death = cause_of(
+        f"{bar}RuntimeError: CUDA out of memory\n", None, signal_name=None, starved=None
+    )
+    assert death.cause == "RuntimeError: CUDA out of memory"
+
+
 def test_a_worker_that_was_killed_is_told_by_its_parents_message() -> None:
     assert worker_signal("Exit code: -9") == "SIGKILL"
     assert worker_signal("exitcode -11") == "SIGSEGV"

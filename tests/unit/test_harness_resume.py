@@ -106,6 +106,15 @@ def test_what_an_older_manifest_does_not_tell_is_passed_over() -> None:
     assert differences(old, now(git_commit="b" * 40)) == []
 
 
+def test_what_could_not_be_found_out_is_no_difference() -> None:
+    dirty = now(git_dirty=True, git_diff="x")
+    older = manifest_of(dirty, git_diff=None)  # it told that there were changes, not which
+    assert differences(older, dirty) == []
+    untold = now(git_dirty=None, engine_versions={"vllm": {}})  # git, or the Python, was too slow
+    assert differences(manifest_of(MADE), untold) == []
+    assert differences(manifest_of(untold), MADE) == []
+
+
 @pytest.fixture
 def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run's folder on a machine whose torch and drafter are others than they were."""

@@ -1,7 +1,8 @@
-"""Telemetry: NVML by recorded facts, series as files, figures and cautions, and the sampler."""
+"""Telemetry: NVML by made-up values, series as files, figures and cautions, and the sampler."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -27,15 +28,15 @@ from harness.findings import CellSummary, Telemetry
 from harness.measure.hardware import NO_DRIVER, Gpus, Host, load_nvml
 from harness.measure.series import Row, Series, read_series, series_of, write_series
 from harness.plan.schema import EngineSection, Plan
-from harness.sampler import Orders
+from harness.sampler import Orders, Ticker
 from harness.telemetry import Watch
 
 S = 1_000_000_000
 MIB = 2**20
 
 
-class RecordedNvml:
-    """What the library told of an H200 under load, and of a GPU that tells little (a slice)."""
+class MadeUpNvml:
+    """Made-up answers: of a GPU that tells everything, and of one that tells little (a slice)."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
@@ -43,7 +44,7 @@ class RecordedNvml:
         pass
 
     def __init__(self) -> None:
-        self.facts: dict[str, list[Any]] = {
+        self.answers: dict[str, list[Any]] = {
             "Name": ["NVIDIA H200", "NVIDIA H200 MIG 1g.18gb"],
             "UUID": ["GPU-5a", None],
             "EnforcedPowerLimit": [700_000, None],
@@ -76,16 +77,16 @@ class RecordedNvml:
 
     def __getattr__(self, name: str) -> Any:
         def answer(handle: int) -> Any:
-            fact = self.facts[name.removeprefix("nvmlDeviceGet")][handle]
-            if fact is None:
+            told = self.answers[name.removeprefix("nvmlDeviceGet")][handle]
+            if told is None:
                 raise self.NVMLError("Not Supported")
-            return fact
+            return told
 
         return answer
 
 
 def test_a_gpu_is_read_in_si_units() -> None:
-    first = Gpus(RecordedNvml()).read(frozenset({11}))["0"]
+    first = Gpus(MadeUpNvml()).read(frozenset({11}))["0"]
     assert first == {
         "power_w": 612.345,
         "energy_j": 9_876_543.21,
@@ -101,7 +102,7 @@ def test_a_gpu_is_read_in_si_units() -> None:
 
 
 def test_what_a_gpu_does_not_support_is_absent_and_never_zero() -> None:
-    gpus = Gpus(RecordedNvml())
+    gpus = Gpus(MadeUpNvml())
     assert gpus.read(frozenset({11}))["1"] == {
         "memory_used_bytes": 98_000 * MIB,
         "engine_memory_bytes": 0,
@@ -109,6 +110,7 @@ def test_what_a_gpu_does_not_support_is_absent_and_never_zero() -> None:
     assert gpus.describe()["1"]["power_limit_w"] is None
     assert gpus.describe()["0"]["power_limit_w"] == 700
     assert "engine_memory_bytes" not in gpus.read(frozenset())["0"]  # no process to look for
+    assert "engine_memory_bytes" not in gpus.read(frozenset({99}))["1"]  # it tells no memory
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a driver here")
@@ -298,6 +300,23 @@ def test_clocks_held_back_are_a_caution(bits: int, code: str | None) -> None:
     assert found.gpus[0].throttled == ({} if code is None else found.gpus[0].throttled)
 
 
+@pytest.mark.parametrize(
+    ("plan", "held", "told"),
+    [
+        (GPU_PLAN, (5e9, 0.0), False),  # the slowed one is another's
+        (GPU_PLAN, (0.0, 0.0), True),  # process ids are another namespace's: any may be its
+        (Plan(engine=EngineSection(device="cpu")), (0.0, 0.0), False),
+    ],
+)
+def test_clocks_are_looked_at_where_the_engine_may_run(
+    plan: Plan, held: tuple[float, float], told: bool
+) -> None:
+    rows = gpu_rows(engine_memory_bytes=held[0])
+    rows += gpu_rows("1", engine_memory_bytes=held[1], throttle_reasons=float(0x40))
+    summary, _ = found_in(run_of([sampled(*rows)], plan=plan))
+    assert ("gpu_throttled" in codes(summary)) == told
+
+
 def engine_rows(preemptions: float = 0.0) -> list[Row]:
     return [
         Row(at * S, "engine", "", {
@@ -392,6 +411,48 @@ def test_a_page_that_refuses_is_told_and_the_host_is_sampled_all_the_same(page: 
     assert series.track("host", "cpu_share") is not None
 
 
+def test_readings_that_failed_are_told_of_their_own_cell_alone(page: str) -> None:
+    watch = Watch(Orders(interval_s=3600, metrics_url=page, api_key="k"))
+    try:
+        watch.begin()
+        watch._take_line(b'{"failed":{"engine":"HTTP 500"}}')
+        watch._take_line(b'{"failed":{"engine":"HTTP 503"}}')
+        watch.end()
+        assert watch.series().missing["engine"] == "2 readings failed: HTTP 503"
+        watch.begin()
+        watch.end()
+        assert "engine" not in watch.series().missing
+    finally:
+        watch.close()
+
+
+def test_a_line_that_was_cut_is_passed_over() -> None:
+    watch = Watch(Orders(interval_s=3600, metrics_url=None))
+    try:
+        watch.begin()
+        assert watch._spool is not None
+        cut = b'[1,"gpu","0",{"power_w":3[2,"host","",{}]\n\n{"missing":4}\n'
+        os.pwrite(watch._spool.fileno(), cut, watch._read)
+        watch._take_in()
+        assert watch.series().devices("gpu") == []
+    finally:
+        watch.close()
+
+
+def test_a_source_that_raises_is_told_and_sampled_again() -> None:
+    told: list[Exception] = []
+    again = threading.Event()
+
+    def sample() -> None:
+        if told:
+            again.set()
+        raise ValueError("no such counter")
+
+    Ticker(sample, 0.01, told.append)
+    assert again.wait(60)
+    assert str(told[0]) == "no such counter"
+
+
 def test_a_killed_sampler_costs_its_samples_and_nothing_else() -> None:
     watch = Watch(Orders(interval_s=0.1, metrics_url=None))
     try:
@@ -410,6 +471,9 @@ def test_the_sampler_goes_when_its_reader_is_gone() -> None:
     process = watch._process
     assert process is not None
     assert process.stdin is not None
+    files = f"/proc/{process.pid}/fd"
+    names = [os.readlink(f"{files}/{number}") for number in (1, 2)]
+    assert all(name.endswith("(deleted)") for name in names)  # so that nothing is left of them
     process.stdin.close()  # as when the harness is killed
     assert process.wait(timeout=20) == 0
     watch.close()
