@@ -250,7 +250,7 @@ def check_fitting(
         need = need_of(spec, *_models(subject, target), most_under_way(subject.plan))
     except (UsageError, EngineUsageError, DrafterError) as error:
         return (), [unknown("memory", "fits", str(target.folder), str(error))]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         return (), [unknown("memory", "fits", str(target.folder / "config.json"),
                             f"the model's sizes cannot be read: {error!r}")]  # fmt: skip
     if not target.tensors and not target.total and not target.bytes:

@@ -24,13 +24,20 @@ from drafters.headers import TensorHeader
 from engines.base import ServeSpec
 from engines.hardware import Gpu, GpuProcess, Gpus, Link
 from engines.sglang import _kv_tokens
+from harness.doctor import Subject, check_fitting
 from harness.doctoring import machine, memory, software, storage
-from harness.doctoring.checkpoint import check_sums, check_whole, read_checkpoint
+from harness.doctoring.checkpoint import (
+    check_sums,
+    check_target,
+    check_whole,
+    read_checkpoint,
+)
 from harness.doctoring.finding import Finding, ordered
 from harness.doctoring.gpus import check_gpus
 from harness.doctoring.machine import MachineFacts
 from harness.doctoring.memory import Model, need_of
 from harness.doctoring.text import closing, text_of
+from harness.plan.load import build, read_profile
 from tests.drafter_folders import folder_of, plain_spec, target_folder
 
 GIB = 2**30
@@ -111,6 +118,39 @@ def test_an_index_of_another_version_than_the_files(sharded: Path) -> None:
     assert codes(whole(sharded), "fail") == ["index"]
 
 
+@pytest.mark.parametrize("name", ["model\0", "\ud800", "x" * 300, ".", "a\x1b[31m"])
+def test_an_index_may_name_anything(sharded: Path, name: str) -> None:
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w1": name}}))
+    found = only(whole(sharded))
+    assert found.severity == "fail"
+    assert msgspec.json.encode(found) and found.what.isprintable()
+
+
+def test_a_name_that_no_json_can_hold_is_told_without(sharded: Path) -> None:
+    placed = {"\ud800": "model-1-of-2.safetensors"}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    assert b"not in the file that it names" in msgspec.json.encode(whole(sharded)[0])
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors.index.json", "model-1-of-2.safetensors", "config.json"]
+)
+def test_a_pipe_is_not_waited_for(sharded: Path, name: str) -> None:
+    (sharded / "config.json").write_text("{}")
+    (sharded / name).unlink()
+    os.mkfifo(sharded / name)
+    found = list(check_target(read_checkpoint(sharded), False, QUIET))
+    assert found[0].severity == "fail" and Path(found[0].where).name == name
+
+
+def test_an_index_that_is_a_link_to_nothing_is_no_index(sharded: Path) -> None:
+    index = sharded / "model.safetensors.index.json"
+    index.unlink()
+    index.symlink_to(index.name)
+    assert only(whole(sharded)).code == "index"
+
+
 def test_an_empty_folder_and_an_unfinished_download(tmp_path: Path) -> None:
     assert codes(whole(tmp_path), "fail") == ["weights"]
     (tmp_path / "model.safetensors.incomplete").touch()
@@ -134,6 +174,13 @@ def test_checksums_of_a_list(sharded: Path) -> None:
     file.write_bytes(data)
     assert codes(whole(sharded), "fail") == []
     assert only(f for f in sums(sharded) if f.severity == "fail").where == str(file)
+
+
+def test_a_list_of_checksums_may_name_anything(sharded: Path) -> None:
+    lines = [f"{'0' * 64}  {name}" for name in ("x" * 300, "a\0b", ".")]
+    lines.append(f"{'0' * 64}  model-1-of-2.safetensors")
+    (sharded / "SHA256SUMS").write_text("\n".join(lines))
+    assert codes(sums(sharded), "fail") == ["checksums"] * 3
 
 
 def test_checksums_by_the_names_of_the_hubs_blobs(tmp_path: Path) -> None:
@@ -318,6 +365,26 @@ def test_vllm_refuses_a_gpu_that_others_fill() -> None:
     usable, _ = memory.usable_bytes("vllm", less, 60 * GIB, 100 * GIB)
     assert usable == 50 * GIB and not list(memory.check_free("vllm", "GPU 0", usable, 60 * GIB))
     assert memory.usable_bytes("sglang", spec(), 60 * GIB, 100 * GIB) == (60 * GIB, "free")
+
+
+@pytest.mark.parametrize("heads", ["0", "1e999", '"x"'])
+def test_sizes_that_cannot_be_are_not_known(sharded: Path, heads: str) -> None:
+    (sharded / "config.json").write_text(
+        '{"num_hidden_layers": 2, "hidden_size": 64, "num_key_value_heads": 2, "vocab_size": 9,'
+        f' "num_attention_heads": {heads}}}'
+    )
+    plan = build(read_profile("model"), "reference", [f"target.path={sharded}"])
+    subject = Subject(
+        engine="reference", why="", plan=plan, target=sharded, drafter=None, out=sharded
+    )
+    needs, found = check_fitting(subject, read_checkpoint(sharded), MachineFacts(), ())
+    assert not needs and only(found).severity == "unknown"
+    assert "sizes cannot be read" in only(found).what
+
+
+def test_an_argument_of_thousands_of_digits_is_left_to_the_engine() -> None:
+    asked = spec(device="cuda", tensor_parallel=2, extra_args=("--tp", "9" * 5000))
+    assert memory.parallel_of(asked).tensor == 2
 
 
 def test_what_the_table_does_not_know_is_told() -> None:
