@@ -145,8 +145,8 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """
     out = copy.deepcopy(base)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(out.get(key), dict)
-        if both and not isinstance(value.get("why"), str):
+        tables = [t for t in (value, out.get(key)) if isinstance(t, dict)]
+        if len(tables) == 2 and not any(isinstance(t.get("why"), str) for t in tables):
             out[key] = merge(out[key], value)
         else:
             out[key] = copy.deepcopy(value)

@@ -177,6 +177,9 @@ def test_a_flag_that_is_said_anew_keeps_nothing_of_the_old_one(tmp_path: Path) -
         child='inherits = "base.toml"\n[engine.flags]\n"--x" = { value = 2, why = "v" }',
     )
     assert plan_of(tmp_path, "child").engine.flags == {"--x": Flag(value=2, why="v")}
+    write(tmp_path, child='inherits = "base.toml"\n[engine.flags]\n"--x" = { value = 2 }')
+    with pytest.raises(UsageError, match="'why' is missing"):
+        plan_of(tmp_path, "child")
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.text(min_size=1))
