@@ -120,7 +120,8 @@ def doctor(request: Request, tell: Tell, *, checksums: bool = False) -> Report:
     findings += check_room(rooms(subject))
     findings += check_engine(subject, gpus, visible, tell)
     findings += check_models(subject, tell)
-    findings.append(software.check_ports("127.0.0.1", plan.engine.port))
+    serving = plan.engine
+    findings.append(software.check_ports(serving.host, serving.port, serving.reach))
     return Report(
         engine=subject.engine,
         profile=subject.why,

@@ -197,11 +197,16 @@ def port_holder(port: int) -> str | None:
     return None
 
 
-def check_ports(host: str, port: int | None) -> Finding:
-    """Whether the plan's port can be listened on, and who holds it."""
+def check_ports(host: str, port: int | None, reach: str | None = None) -> Finding:
+    """Whether the plan's port can be listened on, and who holds it.
+
+    `reach`: the other machine that listens, if it is another.
+    """
     if port is None:
         return ok("port", "port", "engine.port", "none set: a free one is taken at each start")
     where = f"engine.port={port}"
+    if reach is not None:
+        return unknown("port", "port", where, f"it is {reach}'s, which was not looked at")
     try:
         check_port(host, port)
     except EngineUsageError as error:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from drafters.headers import TensorHeader
-from engines.base import ServeSpec
+from engines.base import EngineUsageError, ServeSpec
 from engines.hardware import Gpu, GpuProcess, Gpus, Link
 from engines.sglang import _kv_tokens
 from harness.doctor import Subject, check_fitting
@@ -277,6 +277,15 @@ def test_the_cache_agrees_with_what_sglang_is_told(tmp_path: Path) -> None:
         assert _kv_tokens(asked) == 4 * GIB // each
 
 
+@pytest.mark.parametrize("layers", ["0", "1e999", '"x"', "null"])
+def test_sglang_is_told_no_cache_of_a_model_without_sizes(tmp_path: Path, layers: str) -> None:
+    (tmp_path / "config.json").write_text(
+        f'{{"num_hidden_layers": {layers}, "num_attention_heads": 4, "hidden_size": 64}}'
+    )
+    with pytest.raises(EngineUsageError, match="sizes cannot be read"):
+        _kv_tokens(spec(target=tmp_path, kv_cache_gib=1.0, drafter=None))
+
+
 def header(shape: tuple[int, ...], dtype: str = "BF16") -> TensorHeader:
     size = torch.Size(shape).numel() * (1 if dtype == "U8" else 4 if dtype == "F32" else 2)
     return TensorHeader(dtype, shape, Path("x"), 0, size)
@@ -459,6 +468,12 @@ def test_room_on_the_disk(free: int | None, writable: bool, severity: str) -> No
         folder="r", purpose="the run", free=free, wanted=GIB, least=2**20, writable=writable
     )
     assert only(storage.check_room([place])).severity == severity
+
+
+def test_nothing_is_written_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert not storage.room(folder, "the run", GIB).writable
 
 
 def test_room_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -647,6 +662,7 @@ def test_a_taken_port_and_who_holds_it() -> None:
         assert said.severity == "fail" and f"process {os.getpid()}" in said.what
     assert software.check_ports("127.0.0.1", port).severity == "ok"
     assert software.check_ports("127.0.0.1", None).severity == "ok"
+    assert software.check_ports("0.0.0.0", port, reach="node17").severity == "unknown"
 
 
 def test_a_broken_tokenizer_and_one_that_only_the_engine_may_load(tmp_path: Path) -> None:
