@@ -645,6 +645,18 @@ def test_torchs_cuda_is_read_without_importing_it(tmp_path: Path) -> None:
     assert software.torch_cuda(tmp_path) is None
 
 
+def test_an_environment_of_another_user_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    def denied(name: str) -> Path:
+        raise PermissionError(13, "Permission denied", f"{tmp_path}/{name}")
+
+    monkeypatch.setattr(software, "engine_python", denied)
+    others = {e.name: e.problem for e in software.other_environments("vllm")}
+    assert others["sglang"] == f"{tmp_path}/sglang: Permission denied" and "vllm" not in others
+    found = software.read_environment("vllm")
+    said = only(software.check_environment(found, Gpus(), on_gpus=False))
+    assert said.severity == "fail" and "Permission denied" in said.what
+
+
 def test_a_missing_environment_fails(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("SPEC_HARNESS_VENVS", str(tmp_path))
     monkeypatch.delenv("SPEC_HARNESS_PYTHON_VLLM", raising=False)
