@@ -7,6 +7,7 @@ version that is installed the engine is asked itself, once; its answer is kept i
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import glob
 import hashlib
@@ -122,7 +123,8 @@ def known_flags(engine: str, python: Path | None) -> tuple[str, frozenset[str] |
         print(f"asking {engine} {version} for its arguments, once", file=sys.stderr, flush=True)
         told = ask(engine, python)
         if told is not None:
-            write_list(kept, engine, version, told)
+            with contextlib.suppress(OSError):  # it is asked again the next time
+                write_list(kept, engine, version, told)
             known = frozenset(told)
     return version, known
 

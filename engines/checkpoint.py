@@ -12,6 +12,8 @@ from engines.base import EngineUsageError
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, or EngineUsageError saying what is wrong with it."""
     try:
+        if path.is_fifo():  # opening one waits for a writer
+            raise EngineUsageError(f"{path}: a pipe, not a file; fetch the checkpoint again")
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise EngineUsageError(f"{path}: no such file; give the folder of a checkpoint") from None

@@ -272,22 +272,25 @@ def _kv_tokens(spec: ServeSpec) -> int:
     assert spec.kv_cache_gib is not None
     text = text_config(read_config(spec.target, "target"))
     try:
-        layers = int(text["num_hidden_layers"])
-        if "kv_lora_rank" in text:
+        layers = int(text["num_hidden_layers"]) + (spec.drafter is not None)
+        if text.get("kv_lora_rank") is not None:
             width = int(text["kv_lora_rank"]) + int(text["qk_rope_head_dim"])
         else:
             heads = int(text["num_attention_heads"])
             head_dim = int(text.get("head_dim") or int(text["hidden_size"]) // heads)
             kv_heads = int(text.get("num_key_value_heads") or heads)
             width = 2 * head_dim * max(1, kv_heads // spec.tensor_parallel)
+        dtype = spec.dtype
+        if dtype == "auto":
+            dtype = str(text.get("dtype") or text.get("torch_dtype") or "bfloat16")
+        bytes_a_token = layers * width * _DTYPE_BYTES.get(dtype, 2)
+        return max(1, int(spec.kv_cache_gib * 2**30) // bytes_a_token)
     except KeyError as error:
         raise EngineUsageError(f"{spec.target / 'config.json'} lacks the key {error}") from None
-    dtype = spec.dtype
-    if dtype == "auto":
-        dtype = str(text.get("dtype") or text.get("torch_dtype") or "bfloat16")
-    layers += spec.drafter is not None
-    bytes_a_token = layers * width * _DTYPE_BYTES.get(dtype, 2)
-    return max(1, int(spec.kv_cache_gib * 2**30) // bytes_a_token)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise EngineUsageError(
+            f"{spec.target / 'config.json'}: the model's sizes cannot be read: {error}"
+        ) from None
 
 
 def _speculative_args(spec: ServeSpec, workdir: Path) -> list[str]:

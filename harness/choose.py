@@ -46,7 +46,8 @@ def choose_profile(request: Request, engine: str) -> tuple[Source, str]:
 
 def fitting(target: str, drafter: str | None) -> tuple[str, str] | None:
     """The profile for a target on this machine's GPUs, and why; None where there is none for it."""
-    if KIMI not in (_config(target).get("architectures") or ()):
+    architectures = _config(target).get("architectures")
+    if not isinstance(architectures, list) or KIMI not in architectures:
         return None
     found = machine(gpus())
     if found is None:

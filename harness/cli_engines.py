@@ -55,15 +55,13 @@ def engines_show(
     from engines.catalog import adapter
     from harness.measure.store import to_json
     from harness.options import parse_variants
-    from harness.plan.load import build, read_profile
     from harness.records import VARIANTS
+    from harness.show import plan_of, render_text, show
 
     adapter(engine)
     if plan:
-        print(to_json(build(read_profile(profile), engine, list(set_ or ()))).decode(), end="")
+        print(to_json(plan_of(profile, engine, set_ or ())).decode(), end="")
         return
-    from harness.show import render_text, show
-
     shown = show(profile, engine, set_ or (), parse_variants(variant) or VARIANTS, node)
     print(to_json(shown).decode() if as_json else render_text(shown), end="")
 

@@ -120,7 +120,8 @@ def doctor(request: Request, tell: Tell, *, checksums: bool = False) -> Report:
     findings += check_room(rooms(subject))
     findings += check_engine(subject, gpus, visible, tell)
     findings += check_models(subject, tell)
-    findings.append(software.check_ports("127.0.0.1", plan.engine.port))
+    serving = plan.engine
+    findings.append(software.check_ports(serving.host, serving.port, serving.reach))
     return Report(
         engine=subject.engine,
         profile=subject.why,
@@ -250,7 +251,7 @@ def check_fitting(
         need = need_of(spec, *_models(subject, target), most_under_way(subject.plan))
     except (UsageError, EngineUsageError, DrafterError) as error:
         return (), [unknown("memory", "fits", str(target.folder), str(error))]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         return (), [unknown("memory", "fits", str(target.folder / "config.json"),
                             f"the model's sizes cannot be read: {error!r}")]  # fmt: skip
     if not target.tensors and not target.total and not target.bytes:

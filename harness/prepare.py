@@ -390,7 +390,10 @@ def understanding(*folders: Path) -> Iterator[None]:
     """What a reader stumbles over in the files of `folders` is told as the user's mistake."""
     try:
         yield
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError, OSError) as error:
+    except (
+        *(AttributeError, LookupError, TypeError, ValueError),
+        *(ArithmeticError, RecursionError, OSError),
+    ) as error:
         said = f"{type(error).__name__}: {error}"
         raise UsageError(
             f"{' or '.join(map(str, folders))}: not a checkpoint that can be understood "

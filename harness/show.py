@@ -12,12 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from engines.arguments import SUPPORTED, flag_name
+from engines.arguments import SUPPORTED, check_arguments, flag_name
 from engines.base import Adapter, EngineUsageError, Launch, ServeSpec
 from engines.catalog import adapter as adapter_named
 from engines.install import engine_python, environments_root
 from engines.reasons import REASONS
 from engines.vllm import SPECULATIVE_CONFIG
+from harness.choose import check_engine_parts
 from harness.errors import UsageError, one_line
 from harness.plan.load import build, read_profile
 from harness.plan.schema import ExpectSection, Plan
@@ -85,7 +86,7 @@ def show(
 ) -> Shown:
     """The commands of a profile, for each variant and machine. Raises `UsageError`."""
     adapter = adapter_named(engine)
-    plan = build(read_profile(profile), engine, list(sets))
+    plan = plan_of(profile, engine, sets)
     place = place_of(plan, engine)
     nodes = range(plan.engine.nodes) if node is None else (node,)
     if any(n >= plan.engine.nodes for n in nodes):
@@ -93,6 +94,8 @@ def show(
     specs = [(v, n, _spec(plan, v, n, place)) for v in variants for n in nodes]
     environment = adapter.environment(specs[0][2])
     python, missing = _python(environment)
+    for _, _, spec in specs if engine in SUPPORTED else ():
+        check_arguments(engine, spec.extra_args, python)
     commands = [
         _command(plan, adapter, v, dataclasses.replace(spec, python=python)) for v, n, spec in specs
     ]
@@ -107,6 +110,13 @@ def show(
         expect=plan.expect,
         plan=plan,
     )
+
+
+def plan_of(profile: str, engine: str, sets: Sequence[str]) -> Plan:
+    """The profile's plan for an engine, as a run would read it. Raises `UsageError`."""
+    source = read_profile(profile)
+    check_engine_parts(source)
+    return build(source, engine, list(sets))
 
 
 def place_of(plan: Plan, engine: str) -> Place:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from drafters.headers import TensorHeader, read_header
+from drafters.headers import read_json as read_object
 from drafters.spec import DrafterError
 from engines.base import EngineUsageError
 from engines.checkpoint import read_json
@@ -97,17 +99,20 @@ def read_checkpoint(folder: Path, tell: Tell = lambda line: None) -> CheckpointF
 
 def read_index(index: Path) -> tuple[dict[str, str], int | None, str | None]:
     """The index's map from tensor to file, its total of bytes, and what is wrong with it."""
-    if not index.exists():
+    if not index.exists() and not index.is_symlink():
         return {}, None, None
     try:
-        raw = json.loads(index.read_text(encoding="utf-8"))
+        raw = read_object(index)
         placed = {str(tensor): name for tensor, name in raw["weight_map"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except DrafterError as error:
+        return {}, None, str(error).removeprefix(f"{index} ")
+    except (KeyError, AttributeError) as error:
         return {}, None, f"it is no index of weights ({type(error).__name__}: {error})"
     if not placed:
         return {}, None, "its weight_map is empty"
     for name in placed.values():
-        if not isinstance(name, str) or not name or ".." in name or name.startswith("/"):
+        named = isinstance(name, str) and bool(name) and name.isprintable()
+        if not named or ".." in name or name.startswith("/"):
             return {}, None, f"it names {name!r}, which is no file of this folder"
     metadata = raw.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
@@ -118,7 +123,10 @@ def read_shard(folder: Path, name: str) -> Shard:
     """One file, its size held against what its own header declares."""
     file = folder / name
     try:
-        size = file.stat().st_size
+        found = file.stat()
+        if stat.S_ISFIFO(found.st_mode):  # opening one waits for a writer
+            return Shard(name=name, problem="is a pipe, not a file")
+        size = found.st_size
         with file.open("rb") as stream:
             begins = stream.read(len(_POINTER))
     except FileNotFoundError:
@@ -253,7 +261,8 @@ def check_sums(facts: CheckpointFacts, every: bool, tell: Tell) -> Iterator[Find
     """
     where, left = str(facts.folder), SUMMED_UNASKED
     files = [(facts.folder / name, expected) for name, expected in facts.sums.items()]
-    present = sorted((p.stat().st_size, p, e) for p, e in files if p.is_file())
+    # os.path: a name from a list of checksums may be one that no file can have.
+    present = sorted((p.stat().st_size, p, e) for p, e in files if os.path.isfile(p))
     if not present:
         yield unknown(
             "checkpoint",
@@ -263,7 +272,7 @@ def check_sums(facts: CheckpointFacts, every: bool, tell: Tell) -> Iterator[Find
             "put a SHA256SUMS beside the files to have them verified",
         )
         return
-    for missing in sorted(p for p, _ in files if not p.exists()):
+    for missing in sorted(p for p, _ in files if not os.path.exists(p)):
         yield fail("checkpoint", "checksums", str(missing), "a checksum is given and the file is "
                    "missing", "fetch it")  # fmt: skip
     verified, skipped = 0, 0
@@ -273,7 +282,13 @@ def check_sums(facts: CheckpointFacts, every: bool, tell: Tell) -> Iterator[Find
             continue
         left -= size
         verified += 1
-        if checksum(file, expected.partition(":")[0], tell) != expected:
+        try:
+            same = checksum(file, expected.partition(":")[0], tell) == expected
+        except OSError as error:
+            yield fail("checkpoint", "checksums", str(file), f"cannot be read: {error.strerror}",
+                       "change its permissions, or fetch this file again")  # fmt: skip
+            continue
+        if not same:
             yield fail("checkpoint", "checksums", str(file), "its content is not that of its "
                        "checksum", "fetch this file again")  # fmt: skip
     if verified:

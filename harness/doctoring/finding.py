@@ -25,24 +25,36 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
+def _plain(text: str) -> str:
+    """Names come from files: what steers a terminal, or no JSON can hold, is left out."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
+def _finding(
+    severity: Severity, area: str, code: str, where: str, what: str, remedy: str = ""
+) -> Finding:
+    where, what, remedy = _plain(where), _plain(what), _plain(remedy)
+    return Finding(severity=severity, area=area, code=code, where=where, what=what, remedy=remedy)
+
+
 def fail(area: str, code: str, where: str, what: str, remedy: str = "") -> Finding:
     """Something that would fail."""
-    return Finding(severity="fail", area=area, code=code, where=where, what=what, remedy=remedy)
+    return _finding("fail", area, code, where, what, remedy)
 
 
 def warn(area: str, code: str, where: str, what: str, remedy: str = "") -> Finding:
     """Something that may fail, or costs speed."""
-    return Finding(severity="warn", area=area, code=code, where=where, what=what, remedy=remedy)
+    return _finding("warn", area, code, where, what, remedy)
 
 
 def unknown(area: str, code: str, where: str, what: str, remedy: str = "") -> Finding:
     """Something that could not be looked at."""
-    return Finding(severity="unknown", area=area, code=code, where=where, what=what, remedy=remedy)
+    return _finding("unknown", area, code, where, what, remedy)
 
 
 def ok(area: str, code: str, where: str, what: str) -> Finding:
     """Something that is as it should be."""
-    return Finding(severity="ok", area=area, code=code, where=where, what=what)
+    return _finding("ok", area, code, where, what)
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

@@ -108,8 +108,8 @@ def argument(arguments: Sequence[str], *names: str) -> str | None:
 
 
 def _number(arguments: Sequence[str], default: int, *names: str) -> int:
-    text = argument(arguments, *names)
-    return int(text) if text is not None and text.isdecimal() and int(text) > 0 else default
+    text = argument(arguments, *names) or ""
+    return int(text) if text.isdecimal() and len(text) < 16 and int(text) > 0 else default
 
 
 def parallel_of(spec: ServeSpec) -> Parallel:

@@ -57,6 +57,14 @@ def environment_name(engine: str, device: str) -> str | None:
 def read_environment(name: str) -> Environment:
     """What there is of an engine's environment; its Python is started once, for the versions."""
     try:
+        return _read_environment(name)
+    except OSError as error:  # another user's
+        problem = f"{error.filename}: {error.strerror}"
+        return Environment(name=name, state="unreadable", problem=problem)
+
+
+def _read_environment(name: str) -> Environment:
+    try:
         python = engine_python(name)
     except EngineUsageError as error:
         return Environment(name=name, state=state(name), problem=str(error))
@@ -82,7 +90,8 @@ def torch_cuda(site: Path) -> str | None:
 
 def other_environments(besides: str | None) -> list[Environment]:
     """The environments that are there beside the one that is used."""
-    return [read_environment(n) for n in RECIPES if n != besides and state(n) != "missing"]
+    found = (read_environment(name) for name in RECIPES if name != besides)
+    return [environment for environment in found if environment.state != "missing"]
 
 
 def check_environment(found: Environment, gpus: Gpus, *, on_gpus: bool) -> Iterator[Finding]:
@@ -152,7 +161,7 @@ def kernel_folders(found: Environment) -> list[Path]:
     folders = [found.site / name for name in KERNEL_PACKAGES] if found.site else []
     base = os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()
     folders.append(Path(base) / ".cache" / "flashinfer")
-    return [folder for folder in folders if folder.is_dir()]
+    return [folder for folder in folders if os.path.isdir(folder)]  # another user's: none
 
 
 def check_kernels(found: Environment, visible: Sequence[Gpu], tell: Tell) -> Iterator[Finding]:
@@ -197,11 +206,16 @@ def port_holder(port: int) -> str | None:
     return None
 
 
-def check_ports(host: str, port: int | None) -> Finding:
-    """Whether the plan's port can be listened on, and who holds it."""
+def check_ports(host: str, port: int | None, reach: str | None = None) -> Finding:
+    """Whether the plan's port can be listened on, and who holds it.
+
+    `reach`: the other machine that listens, if it is another.
+    """
     if port is None:
         return ok("port", "port", "engine.port", "none set: a free one is taken at each start")
     where = f"engine.port={port}"
+    if reach is not None:
+        return unknown("port", "port", where, f"it is {reach}'s, which was not looked at")
     try:
         check_port(host, port)
     except EngineUsageError as error:
@@ -248,7 +262,7 @@ def check_tokenizer(folder: Path, trust_remote_code: bool, template: bool) -> It
 
 
 def _told(error: Exception, folder: Path) -> str:
-    return str(error).removeprefix(f"{folder}").lstrip(": ")
+    return str(error).removeprefix(f"{folder}").lstrip(": /")
 
 
 def check_drafter(

@@ -195,7 +195,7 @@ def room(folder: Path, purpose: str, wanted: int, least: int = 100 * 2**20) -> R
         free=free,
         wanted=wanted,
         least=least,
-        writable=os.access(place, os.W_OK),
+        writable=place.is_dir() and os.access(place, os.W_OK),
     )
 
 

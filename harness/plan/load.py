@@ -36,6 +36,8 @@ INHERITS = "inherits"
 FOR_ENGINE = "for"
 """A profile's table `[for.<engine>.…]` holds the keys that differ for that engine."""
 FLAG_NAME = re.compile(r"--?[A-Za-z][\w.+-]*")
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""What a shell can export."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +56,10 @@ def profile_names() -> list[str]:
 def read_profile(name: str) -> Source:
     """A built-in profile by name, or a TOML file by path. Raises `UsageError`."""
     path = Path(name) if is_path(name) else named(PROFILES, name, "profile")
-    table = read_inherited(path, f"--profile {name}")
+    try:
+        table = read_inherited(path, f"--profile {name}")
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deep, or inherited through too many files") from None
     return Source(name=path.stem, where=str(path), table=table)
 
 
@@ -63,11 +68,11 @@ def read_inherited(path: Path, asked: str, above: tuple[Path, ...] = ()) -> dict
 
     `above`: the profiles that led here. Raises `UsageError`, also where they go round in a circle.
     """
+    own = read_toml(path, asked)  # first: only what is a file can be resolved
     place = path.resolve()
     if place in above:
         circle = " -> ".join(p.stem for p in (*above[above.index(place) :], place))
         raise UsageError(f"{above[-1]}: '{INHERITS}' goes round in a circle: {circle}")
-    own = read_toml(path, asked)
     names = own.pop(INHERITS, [])
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -140,8 +145,8 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """
     out = copy.deepcopy(base)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(out.get(key), dict)
-        if both and not isinstance(value.get("why"), str):
+        tables = [t for t in (value, out.get(key)) if isinstance(t, dict)]
+        if len(tables) == 2 and not any(isinstance(t.get("why"), str) for t in tables):
             out[key] = merge(out[key], value)
         else:
             out[key] = copy.deepcopy(value)
@@ -268,9 +273,11 @@ def check_named(plan: Plan, engine: str, where: str) -> None:
     for name in plan.engine.flags:
         if not FLAG_NAME.fullmatch(name):
             raise UsageError(f"{where}: engine.flags: '{name}' is no flag; write it as '--name'")
+    for key, names in (("env", plan.engine.env), ("extra_env", plan.engine.extra_env)):
+        for name in names:
+            if not VARIABLE_NAME.fullmatch(name):
+                raise UsageError(f"{where}: engine.{key}: '{name}' is no variable's name")
     for name, variable in plan.engine.env.items():
-        if "=" in name or not name:
-            raise UsageError(f"{where}: engine.env: '{name}' is no variable's name")
         if variable.value is True:
             raise UsageError(f"{where}: engine.env.{name}: give its value as a text")
     keys = known_keys()

@@ -232,3 +232,10 @@ def test_several_machines(tmp_path: Path) -> None:
         for adapter in (VllmAdapter(), SglangAdapter()):
             with pytest.raises(EngineUsageError, match="host:port"):
                 adapter.launch(replace(spec, head=head), tmp_path)
+
+
+def test_what_cannot_be_kept_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/none")
+    monkeypatch.setattr(arguments, "installed_version", lambda *_: "9.9")
+    monkeypatch.setattr(arguments, "ask", lambda *_: ["--new"])
+    assert known_flags("vllm", Path("python")) == ("9.9", frozenset({"--new"}))

@@ -74,6 +74,8 @@ def test_what_is_said_is_not_chosen_over(
 ) -> None:
     here = [H200] * 8
     other = checkpoint(tmp_path / "other", architectures=["LlamaForCausalLM"])
+    broken = checkpoint(tmp_path / "broken", architectures=5)
+    assert chosen(monkeypatch, here, f"target.path={broken}")[0] == "model"
     assert chosen(monkeypatch, here, f"target.path={other}")[0] == "model"
     assert chosen(monkeypatch, here, f"target.path={tmp_path / 'gone'}")[0] == "model"
     assert chosen(monkeypatch, here, f"target.path={kimi}", "engine.device=cpu")[0] == "model"

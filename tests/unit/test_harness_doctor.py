@@ -21,16 +21,23 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from drafters.headers import TensorHeader
-from engines.base import ServeSpec
+from engines.base import EngineUsageError, ServeSpec
 from engines.hardware import Gpu, GpuProcess, Gpus, Link
 from engines.sglang import _kv_tokens
+from harness.doctor import Subject, check_fitting
 from harness.doctoring import machine, memory, software, storage
-from harness.doctoring.checkpoint import check_sums, check_whole, read_checkpoint
+from harness.doctoring.checkpoint import (
+    check_sums,
+    check_target,
+    check_whole,
+    read_checkpoint,
+)
 from harness.doctoring.finding import Finding, ordered
 from harness.doctoring.gpus import check_gpus
 from harness.doctoring.machine import MachineFacts
 from harness.doctoring.memory import Model, need_of
 from harness.doctoring.text import closing, text_of
+from harness.plan.load import build, read_profile
 from tests.drafter_folders import folder_of, plain_spec, target_folder
 
 GIB = 2**30
@@ -111,6 +118,39 @@ def test_an_index_of_another_version_than_the_files(sharded: Path) -> None:
     assert codes(whole(sharded), "fail") == ["index"]
 
 
+@pytest.mark.parametrize("name", ["model\0", "\ud800", "x" * 300, ".", "a\x1b[31m"])
+def test_an_index_may_name_anything(sharded: Path, name: str) -> None:
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w1": name}}))
+    found = only(whole(sharded))
+    assert found.severity == "fail"
+    assert msgspec.json.encode(found) and found.what.isprintable()
+
+
+def test_a_name_that_no_json_can_hold_is_told_without(sharded: Path) -> None:
+    placed = {"\ud800": "model-1-of-2.safetensors"}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    assert b"not in the file that it names" in msgspec.json.encode(whole(sharded)[0])
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors.index.json", "model-1-of-2.safetensors", "config.json"]
+)
+def test_a_pipe_is_not_waited_for(sharded: Path, name: str) -> None:
+    (sharded / "config.json").write_text("{}")
+    (sharded / name).unlink()
+    os.mkfifo(sharded / name)
+    found = list(check_target(read_checkpoint(sharded), False, QUIET))
+    assert found[0].severity == "fail" and Path(found[0].where).name == name
+
+
+def test_an_index_that_is_a_link_to_nothing_is_no_index(sharded: Path) -> None:
+    index = sharded / "model.safetensors.index.json"
+    index.unlink()
+    index.symlink_to(index.name)
+    assert only(whole(sharded)).code == "index"
+
+
 def test_an_empty_folder_and_an_unfinished_download(tmp_path: Path) -> None:
     assert codes(whole(tmp_path), "fail") == ["weights"]
     (tmp_path / "model.safetensors.incomplete").touch()
@@ -134,6 +174,13 @@ def test_checksums_of_a_list(sharded: Path) -> None:
     file.write_bytes(data)
     assert codes(whole(sharded), "fail") == []
     assert only(f for f in sums(sharded) if f.severity == "fail").where == str(file)
+
+
+def test_a_list_of_checksums_may_name_anything(sharded: Path) -> None:
+    lines = [f"{'0' * 64}  {name}" for name in ("x" * 300, "a\0b", ".")]
+    lines.append(f"{'0' * 64}  model-1-of-2.safetensors")
+    (sharded / "SHA256SUMS").write_text("\n".join(lines))
+    assert codes(sums(sharded), "fail") == ["checksums"] * 3
 
 
 def test_checksums_by_the_names_of_the_hubs_blobs(tmp_path: Path) -> None:
@@ -230,6 +277,15 @@ def test_the_cache_agrees_with_what_sglang_is_told(tmp_path: Path) -> None:
         assert _kv_tokens(asked) == 4 * GIB // each
 
 
+@pytest.mark.parametrize("layers", ["0", "1e999", '"x"', "null"])
+def test_sglang_is_told_no_cache_of_a_model_without_sizes(tmp_path: Path, layers: str) -> None:
+    (tmp_path / "config.json").write_text(
+        f'{{"num_hidden_layers": {layers}, "num_attention_heads": 4, "hidden_size": 64}}'
+    )
+    with pytest.raises(EngineUsageError, match="sizes cannot be read"):
+        _kv_tokens(spec(target=tmp_path, kv_cache_gib=1.0, drafter=None))
+
+
 def header(shape: tuple[int, ...], dtype: str = "BF16") -> TensorHeader:
     size = torch.Size(shape).numel() * (1 if dtype == "U8" else 4 if dtype == "F32" else 2)
     return TensorHeader(dtype, shape, Path("x"), 0, size)
@@ -320,6 +376,26 @@ def test_vllm_refuses_a_gpu_that_others_fill() -> None:
     assert memory.usable_bytes("sglang", spec(), 60 * GIB, 100 * GIB) == (60 * GIB, "free")
 
 
+@pytest.mark.parametrize("heads", ["0", "1e999", '"x"'])
+def test_sizes_that_cannot_be_are_not_known(sharded: Path, heads: str) -> None:
+    (sharded / "config.json").write_text(
+        '{"num_hidden_layers": 2, "hidden_size": 64, "num_key_value_heads": 2, "vocab_size": 9,'
+        f' "num_attention_heads": {heads}}}'
+    )
+    plan = build(read_profile("model"), "reference", [f"target.path={sharded}"])
+    subject = Subject(
+        engine="reference", why="", plan=plan, target=sharded, drafter=None, out=sharded
+    )
+    needs, found = check_fitting(subject, read_checkpoint(sharded), MachineFacts(), ())
+    assert not needs and only(found).severity == "unknown"
+    assert "sizes cannot be read" in only(found).what
+
+
+def test_an_argument_of_thousands_of_digits_is_left_to_the_engine() -> None:
+    asked = spec(device="cuda", tensor_parallel=2, extra_args=("--tp", "9" * 5000))
+    assert memory.parallel_of(asked).tensor == 2
+
+
 def test_what_the_table_does_not_know_is_told() -> None:
     asked = spec(extra_args=("--enable-expert-parallel", "--data-parallel-size=8"))
     notes = need_of(asked, Model(config=KIMI, total=0), None, 1).notes
@@ -392,6 +468,12 @@ def test_room_on_the_disk(free: int | None, writable: bool, severity: str) -> No
         folder="r", purpose="the run", free=free, wanted=GIB, least=2**20, writable=writable
     )
     assert only(storage.check_room([place])).severity == severity
+
+
+def test_nothing_is_written_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert not storage.room(folder, "the run", GIB).writable
 
 
 def test_room_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -563,6 +645,18 @@ def test_torchs_cuda_is_read_without_importing_it(tmp_path: Path) -> None:
     assert software.torch_cuda(tmp_path) is None
 
 
+def test_an_environment_of_another_user_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    def denied(name: str) -> Path:
+        raise PermissionError(13, "Permission denied", f"{tmp_path}/{name}")
+
+    monkeypatch.setattr(software, "engine_python", denied)
+    others = {e.name: e.problem for e in software.other_environments("vllm")}
+    assert others["sglang"] == f"{tmp_path}/sglang: Permission denied" and "vllm" not in others
+    found = software.read_environment("vllm")
+    said = only(software.check_environment(found, Gpus(), on_gpus=False))
+    assert said.severity == "fail" and "Permission denied" in said.what
+
+
 def test_a_missing_environment_fails(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("SPEC_HARNESS_VENVS", str(tmp_path))
     monkeypatch.delenv("SPEC_HARNESS_PYTHON_VLLM", raising=False)
@@ -580,6 +674,7 @@ def test_a_taken_port_and_who_holds_it() -> None:
         assert said.severity == "fail" and f"process {os.getpid()}" in said.what
     assert software.check_ports("127.0.0.1", port).severity == "ok"
     assert software.check_ports("127.0.0.1", None).severity == "ok"
+    assert software.check_ports("0.0.0.0", port, reach="node17").severity == "unknown"
 
 
 def test_a_broken_tokenizer_and_one_that_only_the_engine_may_load(tmp_path: Path) -> None:

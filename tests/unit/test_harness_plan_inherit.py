@@ -88,6 +88,11 @@ def test_one_parent_by_two_ways_is_no_circle(tmp_path: Path) -> None:
         ('inherits = "gone.toml"', "inherits: no such file"),
         ("inherits = 3", "the name of a profile, or a list of names"),
         ("inherits = [3]", "the name of a profile, or a list of names"),
+        ('inherits = "loop.toml"', "inherits: no such file"),
+        ('inherits = "a\\u0000.toml"', "inherits: no such file"),
+        (f"engine.{'x.' * 3000}y = 1", "child.toml: nested too deep"),
+        ('[engine.env."A B"]\nvalue = "1"\nwhy = "w"', "engine.env: 'A B' is no variable's name"),
+        ('[engine.extra_env]\n"A=" = "1"', "engine.extra_env: 'A=' is no variable's name"),
         ('inherits = "wrong.toml"', "wrong.toml: unknown key 'load.concurency'"),
     ],
 )
@@ -95,6 +100,7 @@ def test_mistakes_are_told_with_the_file_they_stand_in(
     tmp_path: Path, text: str, said: str
 ) -> None:
     write(tmp_path, wrong="[load]\nconcurency = 1", child=text)
+    (tmp_path / "loop.toml").symlink_to("loop.toml")
     with pytest.raises(UsageError) as caught:
         plan_of(tmp_path, "child")
     assert said in str(caught.value)
@@ -171,6 +177,9 @@ def test_a_flag_that_is_said_anew_keeps_nothing_of_the_old_one(tmp_path: Path) -
         child='inherits = "base.toml"\n[engine.flags]\n"--x" = { value = 2, why = "v" }',
     )
     assert plan_of(tmp_path, "child").engine.flags == {"--x": Flag(value=2, why="v")}
+    write(tmp_path, child='inherits = "base.toml"\n[engine.flags]\n"--x" = { value = 2 }')
+    with pytest.raises(UsageError, match="'why' is missing"):
+        plan_of(tmp_path, "child")
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.text(min_size=1))

@@ -17,7 +17,7 @@ from engines.base import EngineUsageError
 from harness.errors import UsageError
 from harness.plan.load import profile_names, read_profile
 from harness.prepare import Request, prepare
-from harness.show import Command, Shown, Words, render_text, show
+from harness.show import Command, Shown, Words, plan_of, render_text, show
 
 BIG = [name for name in profile_names() if name not in ("attach", "demo", "model")]
 ECHO = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
@@ -169,6 +169,19 @@ def test_a_misspelt_flag_stops_a_run_before_it_is_launched(
     )
     with pytest.raises(EngineUsageError, match="did you mean --attention-backend"):
         prepare(request, "vllm")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_misspelt_flag_is_not_shown_as_a_command(engine: str) -> None:
+    with pytest.raises(EngineUsageError, match="did you mean --attention-backend"):
+        show("kimi-k2.5-h200-mla", engine, ["engine.extra_args=--attention-bakend=x"])
+
+
+def test_a_part_for_no_engine_is_refused_as_at_a_run(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('inherits = "demo"\n[for.vlm.engine]\nport = 1\n')
+    with pytest.raises(UsageError, match=r"\[for\.vlm\].*did you mean 'vllm'"):
+        plan_of(str(mine), "vllm", [])
 
 
 def test_the_acceptance_to_expect_is_printed() -> None:
