@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from engines.base import EngineUsageError
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
+from engines.hardware import Gpu, gpus_here
 from harness.errors import UsageError
-from harness.measure.environment import gpus
 from harness.plan.load import FOR_ENGINE, Source, parse_set, put, read_profile
 
 if TYPE_CHECKING:
@@ -49,27 +49,33 @@ def fitting(target: str, drafter: str | None) -> tuple[str, str] | None:
     architectures = _config(target).get("architectures")
     if not isinstance(architectures, list) or KIMI not in architectures:
         return None
-    found = machine(gpus())
+    found = machine(gpus_here()[1])
     if found is None:
         return None
     kind, gpu = found
-    head = "llama" if drafter and "kv_lora_rank" not in _config(drafter) else "mla"
+    head = "llama" if drafter and not _is_mla(drafter) else "mla"
     beside = f", the drafter is of {head.upper() if head == 'mla' else 'Llama'} kind"
     why = f"the target is a Kimi-K2.5, the machine has {MACHINE_GPUS} {gpu}"
     return f"kimi-k2.5-{kind}-{head}", why + (beside if drafter else "")
 
 
-def machine(found: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
+def _is_mla(drafter: str) -> bool:
+    """Whether its config is of an MLA head: speculators nests that, a converted one does not."""
+    config = _config(drafter)
+    inner = config.get("transformer_layer_config")
+    return any("kv_lora_rank" in part for part in (config, inner) if isinstance(part, dict))
+
+
+def machine(found: Sequence[Gpu]) -> tuple[str, str] | None:
     """The kind of machine that these GPUs make, and the GPU's name; None where it is another."""
     for kind, capability, gigabytes in KINDS:
         fit = [
             gpu
             for gpu in found
-            if gpu["compute_capability"] == capability
-            and gpu["memory_bytes"] >= gigabytes * 1_000_000_000
+            if gpu.capability == capability and (gpu.memory_bytes or 0) >= gigabytes * 1_000_000_000
         ]
         if len(fit) == len(found) == MACHINE_GPUS:
-            return kind, str(fit[0]["name"])
+            return kind, fit[0].name
     return None
 
 

@@ -281,6 +281,11 @@ def evaluated_prompts(
         with closing(open_source(plan, work)) as source:
             held = [each for each, _ in of_states(plan, work, source, context)[:SERVED]]
     counts: dict[str, Any] = {w.prompt_id: w.counts for w in offline.answers}
+    if not all(h.prompt_id in counts for h in held):
+        raise UsageError(
+            f"{stage_folder(work, 'evaluate')}: evaluated other prompts than the plan's "
+            "evaluate.prompts and evaluate.k ask for; remove that folder and evaluate again"
+        )
     total = pool([counts[h.prompt_id] for h in held])
     assert total is not None
     return held, acceptance_rate(total) or 0.0

@@ -6,17 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from engines.hardware import Gpu, Gpus
 from harness.choose import KIMI, choose_profile, machine
 from harness.plan.load import build, profile_names
 from harness.prepare import Request
 
 GB = 1_000_000_000
-SM120 = {"name": "NVIDIA RTX PRO 6000", "compute_capability": "12.0", "memory_bytes": 102 * GB}
-H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "memory_bytes": 150 * GB}
-H100 = {**H200, "name": "NVIDIA H100", "memory_bytes": 85 * GB}
-B200 = {"name": "NVIDIA B200", "compute_capability": "10.0", "memory_bytes": 191 * GB}
+SM120 = Gpu(index=0, name="NVIDIA RTX PRO 6000", capability="12.0", memory_bytes=102 * GB)
+H200 = Gpu(index=0, name="NVIDIA H200", capability="9.0", memory_bytes=150 * GB)
+H100 = Gpu(index=0, name="NVIDIA H100", capability="9.0", memory_bytes=85 * GB)
+B200 = Gpu(index=0, name="NVIDIA B200", capability="10.0", memory_bytes=191 * GB)
+UNTOLD = Gpu(index=0, name="NVIDIA H200", capability="9.0")
 
 
 def checkpoint(folder: Path, **config: Any) -> str:
@@ -30,14 +33,20 @@ def kimi(tmp_path: Path) -> str:
     return checkpoint(tmp_path / "kimi", architectures=[KIMI])
 
 
+def see(monkeypatch: pytest.MonkeyPatch, here: list[Gpu]) -> None:
+    """A machine with these GPUs, as NVML numbers them."""
+    numbered = tuple(msgspec.structs.replace(gpu, index=i) for i, gpu in enumerate(here))
+    monkeypatch.setattr("engines.hardware.read_gpus", lambda: Gpus(gpus=numbered))
+
+
 def chosen(
     monkeypatch: pytest.MonkeyPatch,
-    here: list[dict[str, Any]],
+    here: list[Gpu],
     *sets: str,
     engine: str = "vllm",
     **more: Any,
 ) -> tuple[str, str]:
-    monkeypatch.setattr("harness.choose.gpus", lambda: here)
+    see(monkeypatch, here)
     source, why = choose_profile(Request(engines=(engine,), sets=sets, **more), engine)
     return source.name, why
 
@@ -45,28 +54,39 @@ def chosen(
 @pytest.mark.parametrize(("gpu", "kind"), [(SM120, "sm120"), (H200, "h200"), (B200, "b200")])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_kimi_on_eight_gpus(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kimi: str, gpu: dict[str, Any], kind: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kimi: str, gpu: Gpu, kind: str,
     engine: str,
 ) -> None:  # fmt: skip
     llama = checkpoint(tmp_path / "llama", architectures=["LlamaForCausalLMEagle3"])
     mla = checkpoint(tmp_path / "mla", kv_lora_rank=512)
-    for drafter, head in ((llama, "llama"), (mla, "mla")):
+    nested = checkpoint(tmp_path / "nested", transformer_layer_config={"kv_lora_rank": 512})
+    for drafter, head in ((llama, "llama"), (mla, "mla"), (nested, "mla")):
         sets = (f"target.path={kimi}", f"drafter.path={drafter}")
         name, why = chosen(monkeypatch, [gpu] * 8, *sets, engine=engine)
         assert name == f"kimi-k2.5-{kind}-{head}"
         assert name in profile_names()
-        assert f"8 {gpu['name']}" in why
+        assert f"8 {gpu.name}" in why
     assert chosen(monkeypatch, [gpu] * 8, f"target.path={kimi}")[0] == f"kimi-k2.5-{kind}-mla"
 
 
 @pytest.mark.parametrize(
-    "here", [[], [H200] * 7, [H200] * 16, [H100] * 8, [H200] * 4 + [B200] * 4, [SM120] * 4]
+    "here",
+    [[], [H200] * 7, [H200] * 16, [H100] * 8, [H200] * 4 + [B200] * 4, [SM120] * 4, [UNTOLD] * 8],
 )
 def test_other_machines_have_none(
-    monkeypatch: pytest.MonkeyPatch, kimi: str, here: list[dict[str, Any]]
+    monkeypatch: pytest.MonkeyPatch, kimi: str, here: list[Gpu]
 ) -> None:
     assert machine(here) is None
     assert chosen(monkeypatch, here, f"target.path={kimi}")[0] == "model"
+
+
+def test_gpus_that_cuda_is_not_to_see_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, kimi: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert chosen(monkeypatch, [H200] * 8, f"target.path={kimi}")[0] == "model"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "8,9,10,11,12,13,14,15")
+    assert chosen(monkeypatch, [H200] * 16, f"target.path={kimi}")[0] == "kimi-k2.5-h200-mla"
 
 
 def test_what_is_said_is_not_chosen_over(
@@ -88,7 +108,7 @@ def test_what_is_said_is_not_chosen_over(
 def test_the_chosen_profile_is_laid_under_what_is_set(
     monkeypatch: pytest.MonkeyPatch, kimi: str
 ) -> None:
-    monkeypatch.setattr("harness.choose.gpus", lambda: [H200] * 8)
+    see(monkeypatch, [H200] * 8)
     sets = (f"target.path={kimi}", "load.concurrency=2")
     source, _ = choose_profile(Request(engines=("vllm",), sets=sets), "vllm")
     plan = build(source, "vllm", list(sets))
