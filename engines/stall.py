@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from engines.phases import read_log
 from engines.signatures import stall_advice
 
 DUMP_S = 20.0
+MOST_AT_ONCE = min(16, max(2, os.cpu_count() or 1))
+"""Processes looked at together: eight ranks one by one would take minutes."""
 TAIL_LINES = 15
 CALLERS = 3
 SHOWN_ENVIRONMENT = re.compile(
@@ -96,7 +99,8 @@ def dissect(pid: int, stall: Stall, *, folder: Path, log_path: Path, argv: Seque
     _write(folder / "processes.txt", _table(processes))
     log = _log_tail(log_path)
     named = _named_in(log)
-    stacks = [stack_of(process, folder, named.get(process.pid)) for process in processes]
+    with ThreadPoolExecutor(MOST_AT_ONCE) as pool:  # py-spy reads symbols for seconds
+        stacks = list(pool.map(lambda one: stack_of(one, folder, named.get(one.pid)), processes))
     _write(folder / "log-tail.txt", log)
     _write(folder / "environment.txt", _environment(processes))
     _write(folder / "command.txt", "\n".join(argv) + "\n")

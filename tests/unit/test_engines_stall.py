@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 
+import engines.stall
 from engines.activity import Stall, tree
 from engines.stall import Stack, dissect, reading
 
@@ -135,6 +139,31 @@ def test_real_ranks_that_wait_for_one_are_told_apart(tmp_path: Path) -> None:
     assert all(f"== Worker_TP{r}\n" in tails for r in range(4))
     assert len(list((tmp_path / "stall").glob("stack-*.txt"))) == 4
     assert (tmp_path / "stall" / "reading.txt").read_text() == text + "\n"
+
+
+def test_processes_are_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(2, timeout=20)
+
+    def dump(pid: int, *, stopped: bool) -> tuple[str, list[dict[str, Any]], str | None]:
+        together.wait()  # one after the other would wait in vain
+        return f"stack of {pid}\n", [], None
+
+    monkeypatch.setattr(engines.stall, "_dump", dump)
+    log = tmp_path / "engine.log"
+    log.touch()
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    two = f"import subprocess; [p.wait() for p in [subprocess.Popen({sleep!r}) for _ in 'ab']]"
+    child = subprocess.Popen([sys.executable, "-c", two])
+    try:
+        end = time.monotonic() + 30
+        while len(tree(child.pid)) < 2 and time.monotonic() < end:
+            time.sleep(0.05)
+        dissect(child.pid, IDLE, folder=tmp_path / "stall", log_path=log, argv=())
+    finally:
+        for one in tree(child.pid):
+            one.kill()
+        child.wait()
+    assert len(list((tmp_path / "stall").glob("stack-*.txt"))) == 2
 
 
 def test_a_stopped_rank_is_named_with_its_stack(tmp_path: Path) -> None:
