@@ -36,6 +36,8 @@ WEIGHTS = "target's weights"
 OF_A_MODEL = (WEIGHTS, "after the weights", "model construction")
 TOTAL = "in all"
 SPEED = "target's weights, speed"
+SHORTEST_LOAD_S = 1.0
+"""Phases are told apart ten times a second: a shorter one's time is too uncertain a divisor."""
 PHASE_COLUMNS = (
     *("phase", "s", "share", "CPU s", "read", "load speed", "network", "memory", "GPU memory"),
     "done",
@@ -108,9 +110,9 @@ def seconds_by_stage(start: Start) -> dict[str, float]:
 
 
 def load_speed(phase: Phase) -> float | None:
-    """Bytes of the checkpoint per second of the phase that loaded it."""
-    took = None if phase.end_s is None else phase.end_s - phase.start_s
-    return phase.weight_bytes / took if phase.weight_bytes and took else None
+    """Bytes of the checkpoint per second of the phase that loaded it; None of a very short one."""
+    took = 0.0 if phase.end_s is None else phase.end_s - phase.start_s
+    return phase.weight_bytes / took if phase.weight_bytes and took >= SHORTEST_LOAD_S else None
 
 
 def side_by_side(starts: Sequence[Start]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

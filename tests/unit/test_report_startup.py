@@ -105,6 +105,12 @@ def test_engines_stand_side_by_side_by_stage() -> None:
     assert "compilation" not in table
 
 
+@pytest.mark.parametrize(("took", "said"), [(0.00007, DASH), (0.9, DASH), (1.0, "19.0 MB/s")])
+def test_a_load_too_short_to_be_timed_has_no_speed(took: float, said: str) -> None:
+    (row,) = phase_table(start("x", phases(("load_target", took), weight_bytes=19_000_000)))
+    assert row[5] == said
+
+
 def test_a_start_that_never_came_up_is_told_as_such() -> None:
     stuck = start("vllm", phases(("launch", 3.0), ("load_weights", 9.0), end_s=None), wall_s=12.0)
     columns, rows = side_by_side([stuck])
