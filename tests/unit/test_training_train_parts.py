@@ -34,6 +34,7 @@ from training.train.console import Console
 from training.train.events import EventFile, masked_crc
 from training.train.metrics import Metrics, read_metrics
 from training.train.optimizer import rate
+from training.train.proof import right_choices
 from training.train.rows import group_updates, pack_rows, plan_epoch
 from training.train.split import split
 from training.train.stage import read_vocabulary
@@ -392,3 +393,13 @@ def test_a_checkpoint_with_a_tensor_that_was_lost_is_not_gone_on_from(
     plan = TrainingPlan(drafter=section)
     with pytest.raises(UsageError, match=wanted):  # before the first sample is asked for
         check_finetuned(plan, tmp_path / "target")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_near_ties_of_a_rounded_head_are_the_targets_choice_all_the_same(
+    dtype: torch.dtype,
+) -> None:
+    head = torch.tensor([[100.0, 0.0], [100.0, 0.125]], dtype=dtype)  # 0.1% apart: a tie in 8 bits
+    states = torch.ones(3, 2)
+    assert right_choices(states, torch.tensor([1, 1, 0]), head) == 2
+    assert right_choices(states[:0], torch.tensor([], dtype=torch.int64), head) == 0

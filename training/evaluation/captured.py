@@ -168,12 +168,12 @@ def _walked(held: HeldOut, row: LoadedRow, counts: DraftCounts) -> Walked:
 
 def _proved(row: LoadedRow, lm_head: Tensor) -> tuple[int, int]:
     """Of an answer's tokens, how many are the argmax of the state before; and all."""
-    from training.loss import target_choice
+    from training.train.proof import right_choices
 
     _, begin, end = row.places[0]
-    before = row.captured.last_normed[0, begin - 1 : end - 1].to(lm_head.device, lm_head.dtype)
-    choice = target_choice(before, lm_head).cpu()
-    return int((choice == row.captured.batch.ids[0, begin:end]).sum()), end - begin
+    captured = row.captured
+    before, tokens = captured.last_normed[0, begin - 1 : end - 1], captured.batch.ids[0, begin:end]
+    return right_choices(before, tokens, lm_head), end - begin
 
 
 def _least_proof(serving: Serving) -> float:

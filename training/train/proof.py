@@ -11,6 +11,7 @@ from torch import Tensor
 from drafters.eagle3 import Eagle3Drafter
 from drafters.spec import RopeSpec
 from harness.errors import GateFailed, UsageError
+from training.loss import target_choice
 from training.norm_count import count_votes
 from training.states import SampleStates, StateSource
 from training.train.target import TargetTensors, off_norm
@@ -48,10 +49,11 @@ def prove_states(
         _check_norm(states, tensors)
         if states.sample_id not in greedy:
             least_share = min(least, LEAST_SAMPLED)
-        hits, count = _argmax_hits(states, tensors.lm_head)
-        right, scored, tokens = right + hits, scored + count, tokens + len(states.token_ids)
         first = max(states.loss_from, 1)
-        answers.append((states.last_normed[first - 1 : -1], states.token_ids[first:]))
+        answer = states.last_normed[first - 1 : -1], states.token_ids[first:]
+        answers.append(answer)
+        right += right_choices(*answer, tensors.lm_head)
+        scored, tokens = scored + len(answer[1]), tokens + len(states.token_ids)
     share = right / scored if scored else 0.0
     if share < least_share:
         raise GateFailed(
@@ -88,16 +90,15 @@ def _check_norm(states: SampleStates, tensors: TargetTensors) -> None:
         )
 
 
-def _argmax_hits(states: SampleStates, lm_head: Tensor) -> tuple[int, int]:
-    first = max(states.loss_from, 1)
-    before = states.last_normed[first - 1 : -1]
-    if not len(before):
-        return 0, 0
-    like = before.float() if lm_head.dtype == torch.float32 else before.to(lm_head.dtype)
-    hits = 0
-    for chunk, ids in zip(like.split(256), states.token_ids[first:].split(256), strict=True):
-        hits += int(((chunk @ lm_head.T).argmax(-1) == ids).sum())
-    return hits, len(before)
+def right_choices(states: Tensor, tokens: Tensor, lm_head: Tensor) -> int:
+    """How many of `tokens` [N] are the target's choice after the states before them [N, H].
+
+    The choice is the loss's own (`target_choice`): of a bfloat16 head too no logits are rounded,
+    which would make near ones tie. `lm_head` [V, H] may lie on another device.
+    """
+    head = lm_head if lm_head.dtype == torch.bfloat16 else lm_head.float()
+    choice = target_choice(states.to(head.device, head.dtype), head)
+    return int((choice.cpu() == tokens).sum())
 
 
 def prove_rope(
