@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 import torch
 
 from engines.reference.cache import Batch
 from engines.reference.config import read_config
 from engines.reference.loading import load_model
 from engines.reference.model import Model
-from training import samples as sample_files
 from training.gate import Check, Gate, write_gate
 from training.generate.judge import digest
 from training.plan import CaptureSection, TargetSection, TrainingPlan
@@ -75,18 +73,6 @@ def write_samples(work: Path, samples: Sequence[Sample]) -> None:
     write_gate(
         folder, Gate.of("generate", (Check(name="made", passed=True),), output=kept, inputs={})
     )
-
-
-def read_back(folder: Path, *, dropped: bool = False) -> Iterator[Sample]:
-    """The samples that `write_samples` wrote."""
-    for line in (folder / "samples-00000.jsonl").read_bytes().splitlines():
-        yield msgspec.json.decode(line, type=Sample)
-
-
-@pytest.fixture
-def samples_readable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stage reads what `write_samples` wrote, whatever the reader of the day does."""
-    monkeypatch.setattr(sample_files, "read_samples", read_back)
 
 
 def plan_for(target: Path, **capture: Any) -> TrainingPlan:

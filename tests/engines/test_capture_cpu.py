@@ -14,12 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from capture_samples import (
-    demo_samples,
-    plan_for,
-    samples_readable,  # noqa: F401  # a fixture
-    write_samples,
-)
+from capture_samples import demo_samples, plan_for, write_samples
 from reference_models import build_target
 
 from engines.base import EngineUsageError
@@ -29,11 +24,7 @@ from engines.install import engine_python
 from training.capture import stage
 from training.plan import EngineSection
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.timeout(1800),
-    pytest.mark.usefixtures("samples_readable"),
-]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 LAYERS = (4, 1, 0, 5)
 LENGTHS = (5, 300, 33, 128, 64, 200, 17, 1)

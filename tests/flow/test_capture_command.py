@@ -11,12 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from capture_samples import (
-    demo_samples,
-    plan_for,
-    samples_readable,  # noqa: F401  # a fixture
-    write_samples,
-)
+from capture_samples import demo_samples, plan_for, write_samples
 
 from training.capture import stage
 from training.capture.store import read_index
@@ -28,13 +23,10 @@ SAMPLES = 16
 LAYERS = (2, 4, 5)
 KILLS = 3
 
-# The command line with the samples' reader that fits `write_samples`. Given a number, the process
-# kills itself at that many writes or renames: any moment that a file can be caught at.
+# The command line. Given a number, the process kills itself at that many writes or renames: any
+# moment that a file can be caught at.
 RUNNER = """
 import os, signal, sys
-import capture_samples
-from training import samples
-samples.read_samples = capture_samples.read_back
 left = int(sys.argv.pop(1))
 if left >= 0:
     from training.capture import store
@@ -65,11 +57,10 @@ def capture(
     command = [sys.executable, "-c", RUNNER, str(kill_at), "capture", "--out", str(work)]
     for item in sets:
         command += ["--set", item]
-    path = os.pathsep.join((str(repo), str(repo / "tests")))
     told = subprocess.run(
         command,
         cwd=work,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(repo), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
@@ -112,7 +103,6 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(
     assert not leftovers
 
 
-@pytest.mark.usefixtures("samples_readable")
 def test_transformers_and_the_reference_engine_capture_the_same(
     samples: list[Sample], tmp_path: Path, demo_pair: Path
 ) -> None:
@@ -129,7 +119,6 @@ def test_transformers_and_the_reference_engine_capture_the_same(
         assert torch.cosine_similarity(a.last_normed, b.last_normed, dim=-1).min() > 0.99999
 
 
-@pytest.mark.usefixtures("samples_readable")
 def test_fp8_halves_the_bytes_of_the_demo_target(
     samples: list[Sample], tmp_path: Path, demo_pair: Path
 ) -> None:

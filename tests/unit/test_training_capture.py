@@ -16,11 +16,7 @@ from capture_planted import (
     tiny_target,  # noqa: F401  # a fixture
     tiny_work,  # noqa: F401  # a fixture
 )
-from capture_samples import (
-    plan_for,
-    samples_readable,  # noqa: F401  # a fixture
-    write_samples,
-)
+from capture_samples import plan_for, write_samples
 from reference_models import build_drafter
 
 from drafters.checkpoint import save
@@ -33,10 +29,8 @@ from training.capture.store import read_index
 from training.errors import TrainingError
 from training.gate import read_gate
 from training.plan import HeadSection
-from training.samples import Sample
+from training.samples import Sample, read_samples
 from training.states import open_source, open_states
-
-pytestmark = pytest.mark.usefixtures("samples_readable")
 
 
 def test_stored_states_are_the_targets(
@@ -154,9 +148,7 @@ def test_an_interrupted_capture_goes_on_to_the_same_bits(
 
 
 def stage_samples(work: Path) -> Any:
-    from capture_samples import read_back
-
-    return read_back(work / "samples")
+    return read_samples(work / "samples")
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,7 @@ from capture_planted import (
     tiny_target,  # noqa: F401  # a fixture
     tiny_work,  # noqa: F401  # a fixture
 )
-from capture_samples import (
-    plan_for,
-    samples_readable,  # noqa: F401  # a fixture
-    write_samples,
-)
+from capture_samples import plan_for, write_samples
 
 from engines.capture.base import RowStates, open_capturer
 from engines.capture.target import capture_target
@@ -35,8 +31,6 @@ from training.samples import Sample
 from training.states import SampleStates, open_source, open_states
 from training.train.feed import load_row, to_device
 from training.train.rows import Row
-
-pytestmark = pytest.mark.usefixtures("samples_readable")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8"])

@@ -19,11 +19,7 @@ from capture_planted import (
     tiny_target,  # noqa: F401  # a fixture
     tiny_work,  # noqa: F401  # a fixture
 )
-from capture_samples import (
-    plan_for,
-    samples_readable,  # noqa: F401  # a fixture
-    write_samples,
-)
+from capture_samples import plan_for, write_samples
 
 from engines.capture.base import CaptureSpec, RowStates, open_capturer
 from engines.capture.target import capture_target, final_norm
@@ -32,8 +28,6 @@ from training.capture import stage
 from training.capture.checks import stacked
 from training.errors import TrainingError
 from training.samples import Sample
-
-pytestmark = pytest.mark.usefixtures("samples_readable")
 
 
 def _last(change: Callable[[Any], Any]) -> Callable[[list[RowStates]], list[RowStates]]:

@@ -21,11 +21,7 @@ from capture_planted import (
     tiny_target,  # noqa: F401  # a fixture
     tiny_work,  # noqa: F401  # a fixture
 )
-from capture_samples import (
-    plan_for,
-    samples_readable,  # noqa: F401  # a fixture
-    write_samples,
-)
+from capture_samples import plan_for, write_samples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,8 +35,6 @@ from training.samples import Sample
 from training.states import SampleStates, StoredStates, open_source
 from training.train.proof import prove_states
 from training.train.target import read_tensors
-
-pytestmark = pytest.mark.usefixtures("samples_readable")
 
 
 def twice(target: Path) -> Any:
