@@ -45,11 +45,9 @@ class CaptureTarget:
 
     def _take(self, names: tuple[str, ...]) -> Tensor:
         """The first of the tensors that exists, read alone. Raises `EngineUsageError`."""
-        import torch
-
         from engines.reference.weights import Weights
 
-        weights = Weights(self.folder, prefix="", dtype=torch.float32, device="cpu")
+        weights = Weights(self.folder, prefix="", dtype=None, device="cpu")
         for name in names:
             for prefix in _PREFIXES:
                 if prefix + name in weights:

@@ -17,11 +17,13 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 class Weights:
     """The tensors of one checkpoint folder, opened lazily.
 
-    `take(name)` returns a tensor of `dtype` on `device` and remembers that it was used;
-    `unused()` lists the names nobody asked for, so that nothing is ignored in silence.
+    `take(name)` returns a tensor of `dtype` (None: as it is stored) on `device` and remembers that
+    it was used; `unused()` lists the names nobody asked for, so that nothing is ignored in silence.
     """
 
-    def __init__(self, folder: Path, *, prefix: str, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, folder: Path, *, prefix: str, dtype: torch.dtype | None, device: str
+    ) -> None:
         self.folder, self.prefix, self.dtype, self.device = folder, prefix, dtype, device
         self._files = _locate(folder)
         self._open: dict[Path, safe_open] = {}

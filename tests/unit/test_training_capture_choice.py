@@ -17,6 +17,7 @@ from capture_planted import (
     tiny_work,  # noqa: F401  # a fixture
 )
 from capture_samples import plan_for, write_samples
+from reference_models import build_target
 
 from engines.capture.base import RowStates, open_capturer
 from engines.capture.target import capture_target
@@ -156,11 +157,15 @@ class _Source:
 
 @pytest.mark.parametrize("states", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rounded", [True, False], ids=["bfloat16 head", "float32 head"])
-def test_neither_states_nor_head_are_rounded(states: torch.dtype, rounded: bool) -> None:
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_neither_states_nor_head_are_rounded(
+    states: torch.dtype, rounded: bool, stored: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(5)
     last = torch.randn(300, 32, generator=generator).to(states)
     head = torch.randn(700, 32, generator=generator)
     head = head.bfloat16().float() if rounded else head
+    head = head.to(stored)
 
     class Target:
         def head(self) -> torch.Tensor:
@@ -176,6 +181,16 @@ def test_neither_states_nor_head_are_rounded(states: torch.dtype, rounded: bool)
         assert torch.equal(found.last_normed, last) and found.token_ids.tolist() == [7] * 300
     capturer.close()
     assert source.closed
+
+
+def test_a_head_is_read_as_it_is_stored(tmp_path: Path) -> None:
+    model = build_target("llama", tmp_path)
+    assert capture_target(tmp_path).head().dtype == torch.float32
+    model.bfloat16().save_pretrained(tmp_path)
+    facts = capture_target(tmp_path)
+    assert torch.equal(facts.head(), model.lm_head.weight)  # of one type too
+    assert torch.equal(facts.embedding(), model.model.embed_tokens.weight)
+    assert facts.norm().dtype == torch.float32
 
 
 def test_a_gpu_without_room_leaves_the_head_to_the_cpu(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from engines.capture.base import Capturer, RowStates
 from engines.capture.target import CaptureTarget
 from training.gate import Check
-from training.norm_count import ranks
+from training.norm_count import HEAD_ROWS, ranks
 from training.progress import note
 
 if TYPE_CHECKING:
@@ -87,10 +87,14 @@ class WithChoice:
         """The head [V, H]: bfloat16 for such states where that rounds nothing, else float32."""
         import torch
 
-        head = self._target.head().float()
-        half = head.bfloat16()
-        exact = dtype == torch.bfloat16 and torch.equal(half.float(), head)
-        return half if exact else head
+        head = self._target.head()
+        if dtype != torch.bfloat16:
+            return head.float()
+        # Some rows at a time: of a large target's head a copy more is gigabytes.
+        exact = head.dtype == torch.bfloat16 or all(
+            torch.equal(rows.bfloat16().float(), rows.float()) for rows in head.split(HEAD_ROWS)
+        )
+        return head.bfloat16() if exact else head.float()
 
 
 def choice_check(
