@@ -207,6 +207,8 @@ def _memory(plan: TrainingPlan, sizes: Sizes) -> Iterator[Figure]:
     by = f" / {ranks} processes (FSDP)" if fsdp else ""
     low = plan.train.precision != "float32"
     n, hidden = sizes.trainable, sizes.spec.hidden_size
+    whole, drafted = sizes.facts.vocab_size, sizes.spec.draft_vocab_size
+    b = LOW if low else MASTER
     moments = _moments(plan, sizes)
     parts = {
         "weights": (n * MASTER / share, f"{n:,} x {MASTER} B{by}"),
@@ -215,8 +217,12 @@ def _memory(plan: TrainingPlan, sizes: Sizes) -> Iterator[Figure]:
         "weights in bfloat16": (n * LOW if low else 0.0, "what autocast multiplies with"),
         "frozen weights": (sizes.frozen * MASTER, f"{sizes.frozen:,} x {MASTER} B, float32"),
         "the target's head": (
-            sizes.facts.vocab_size * hidden * (LOW if low else MASTER),
-            f"{sizes.facts.vocab_size:,} x {hidden:,}, for the targets of the loss",
+            whole * hidden * b,
+            f"{whole:,} x {hidden:,}, for the targets of the loss",
+        ),
+        "its drafted rows": (
+            drafted * hidden * b if drafted < whole else 0.0,
+            f"{drafted:,} x {hidden:,}, taken out once for the run",
         ),
     }
     if ranks > 1 and not fsdp:

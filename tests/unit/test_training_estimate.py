@@ -144,6 +144,15 @@ def test_fp8_online_and_sharding_do_what_they_should() -> None:
     assert "DOES NOT FIT" in peak.how and peak.value > 16e9
 
 
+def test_the_drafted_rows_of_the_targets_head_are_held_beside_it() -> None:
+    found = of(KIMI)
+    assert found.value("its drafted rows") == DRAFTER.draft_vocab_size * DRAFTER.hidden_size * 2
+    parts = [f.value for f in found.figures if f.section == "memory"]
+    assert parts[-1] == pytest.approx(sum(parts[:-1]))
+    names = [f.name for f in of(KIMI, "vocab.size=163840").figures]
+    assert "the target's head" in names and "its drafted rows" not in names
+
+
 def test_checkpointing_keeps_less_and_more_steps_more() -> None:
     plan = read_plan(KIMI)
     kept = activations(plan, DRAFTER)[0]
