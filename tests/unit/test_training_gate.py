@@ -98,7 +98,9 @@ def test_a_stage_of_other_samples_than_are_kept_now_is_refused(tmp_path: Path) -
         check_same_samples(tmp_path, "train")
 
 
-def test_stages_read_the_samples_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_read_the_samples_once_and_evaluate_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from training.evaluation.prompts import of_samples
     from training.train import stage as train
 
@@ -111,8 +113,10 @@ def test_stages_read_the_samples_once(tmp_path: Path, monkeypatch: pytest.Monkey
         return original(folder)
 
     monkeypatch.setattr(sample_files, "read_samples", counted)
+    monkeypatch.setattr("training.evaluation.prompts.read_samples", counted)
     assert of_samples(TrainingPlan(), tmp_path, 100)
-    assert len(reads) == 1
+    assert len(reads) == 2  # which prompts are held out is known once all were seen; then those
+    reads.clear()
     monkeypatch.setattr("training.unchanged.check_same_samples", lambda work, *stages: None)
     for name in ("passed_gate", "unchanged_vocabulary"):  # the other stages' folders are not there
         where = "training.train.stage" if name == "passed_gate" else "training.unchanged"
@@ -121,5 +125,5 @@ def test_stages_read_the_samples_once(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("training.targets.target_folder", lambda plan: tmp_path)
     monkeypatch.setattr("training.heads.read_facts", lambda folder: SimpleNamespace(vocab_size=9))
     inputs, asked = train._inputs(TrainingPlan(), tmp_path)
-    assert len(reads) == 2 and inputs["capture"] == "o"
+    assert len(reads) == 1 and inputs["capture"] == "o"
     assert asked["s7"] == ("p7", True) and len(asked) == 40

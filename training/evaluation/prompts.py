@@ -46,7 +46,9 @@ def of_samples(plan: TrainingPlan, work: Path, context: int) -> list[HeldOut]:
 def _kept_from_training(plan: TrainingPlan, work: Path) -> Iterator[Sample]:
     """Every sample of a held-out prompt, in order.
 
-    Raises `UsageError` where there is none, or where the samples changed since their gate.
+    The samples are read twice, and never held all at once: which prompts are held out is known
+    when the last was seen. Raises `UsageError` where there is none, or where the samples changed
+    since their gate.
     """
     folder = stage_folder(work, "generate")
     prompts = [sample.prompt_id for sample in unchanged_samples(work)[1]]
