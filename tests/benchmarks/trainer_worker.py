@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -46,20 +46,21 @@ class Data:
                 )
 
 
+class Given(NamedTuple):
+    """How to train, as the command line says; each side takes what is its own."""
+
+    steps: int
+    lr: float
+    train_head: bool
+    row: int
+    precision: str
+    choice: str
+
+
 class Ours:
     """This repository's trainer."""
 
-    def __init__(
-        self,
-        data: Data,
-        *,
-        steps: int,
-        lr: float,
-        train_head: bool,
-        row: int,
-        precision: str,
-        choice: str,
-    ) -> None:
+    def __init__(self, data: Data, given: Given) -> None:
         from trainer_data import SHAPES, drafter_spec
 
         from drafters.eagle3 import Eagle3Drafter
@@ -67,24 +68,28 @@ class Ours:
         from training.data import Batch
         from training.trainer import Captured, TrainSettings, target_head
 
-        self.data, self.steps = data, steps
+        self.data, self.steps = data, given.steps
         self.drafter = Eagle3Drafter(drafter_spec(SHAPES[data.shape.name]))
         self.drafter.load_state_dict(data.first)
         self.drafter.embed_tokens.weight.requires_grad_(False)
-        self.drafter.lm_head.weight.requires_grad_(train_head)
+        self.drafter.lm_head.weight.requires_grad_(given.train_head)
         self.settings = TrainSettings(
-            steps=1, ttt_steps=steps, step_decay=DECAY, loss="kl", precision=precision
+            steps=1,
+            ttt_steps=given.steps,
+            step_decay=DECAY,
+            loss="kl",
+            precision=given.precision,
         )
         # Made once, as speculators holds the head's rows of the draft vocabulary.
         self.head = target_head(self.drafter, data.target["lm_head"])
-        self.optimizer = adamw(self.drafter.named_parameters(), lr=lr, betas=(0.9, 0.999))
+        self.optimizer = adamw(self.drafter.named_parameters(), lr=given.lr, betas=(0.9, 0.999))
         self.captured = {
             part: [
                 Captured(
                     batch=Batch(**{k: row[k] for k in Batch.__struct_fields__}),
                     aux=row["aux"],
                     last_normed=row["last_normed"],
-                    choice=row["choice"] if choice == "stored" else None,
+                    choice=row["choice"] if given.choice == "stored" else None,
                 )
                 for row in rows
             ]
@@ -92,7 +97,7 @@ class Ours:
         }
         self.tokens = [int((row["documents"] >= 0).sum()) for row in data.batches["train"]]
         # The other trainer sums the steps' losses where this one takes their mean.
-        self.clip = CLIP / sum(DECAY**i for i in range(steps))
+        self.clip = CLIP / sum(DECAY**i for i in range(given.steps))
 
     def loss(self, number: int) -> torch.Tensor:
         from training.trainer import drafter_loss
@@ -137,17 +142,7 @@ class Ours:
 class Theirs:
     """speculators' draft model, its loss and its optimizer, as its trainer joins them."""
 
-    def __init__(
-        self,
-        data: Data,
-        *,
-        steps: int,
-        lr: float,
-        train_head: bool,
-        row: int,
-        precision: str,
-        choice: str,
-    ) -> None:
+    def __init__(self, data: Data, given: Given) -> None:
         from speculators.config import SpeculatorsConfig, VerifierConfig
         from speculators.losses import resolve_loss_config
         from speculators.models.eagle3 import Eagle3SpeculatorConfig
@@ -176,7 +171,7 @@ class Theirs:
             eagle_aux_hidden_state_layer_ids=list(shape.aux_layers),
             speculators_config=SpeculatorsConfig(
                 algorithm="eagle3",
-                proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=steps)],
+                proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=given.steps)],
                 default_proposal_method="greedy",
                 verifier=VerifierConfig(name_or_path=None, architectures=[]),
             ),
@@ -187,18 +182,18 @@ class Theirs:
         self.model.verifier_lm_head.weight.data = data.target["lm_head"][data.target["kept"]]
         # The states are those behind the target's final norm.
         self.model.verifier_norm = torch.nn.Identity()
-        self.model.lm_head.weight.requires_grad_(train_head)
+        self.model.lm_head.weight.requires_grad_(given.train_head)
         self.model.train()
         self.options = {
-            "ttt_steps": steps,
+            "ttt_steps": given.steps,
             "ttt_step_loss_decay": DECAY,
             "loss_config": resolve_loss_config("kl_div", "eager"),
         }
         (self.optimizer,) = build_optimizers(
-            self.model, SimpleNamespace(optimizer="adamw", lr=lr, weight_decay=0.0)
+            self.model, SimpleNamespace(optimizer="adamw", lr=given.lr, weight_decay=0.0)
         )
-        self.steps, self.half = steps, precision == "bfloat16"
-        self.batches = [slots_of(batch, row) for batch in data.batches["train"]]
+        self.steps, self.half = given.steps, given.precision == "bfloat16"
+        self.batches = [slots_of(batch, given.row) for batch in data.batches["train"]]
         self.tokens = [int((row["documents"] >= 0).sum()) for row in data.batches["train"]]
 
     def losses(self, number: int) -> Iterator[torch.Tensor]:
@@ -279,8 +274,7 @@ def main() -> None:
     torch.manual_seed(0)
     data = Data(Path(folder))
     kind: Any = {"ours": Ours, "speculators": Theirs}[side]
-    trainer = kind(
-        data,
+    given = Given(
         steps=int(steps),
         lr=float(lr),
         train_head=head == "trained",
@@ -288,6 +282,7 @@ def main() -> None:
         precision=precision,
         choice=choice,
     )
+    trainer = kind(data, given)
     done, loaded = 0, peak_bytes()
     for line in sys.stdin:
         what, _, argument = line.strip().partition(" ")
