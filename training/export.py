@@ -8,7 +8,7 @@ what is accepted of it there must be what was expected of the checkpoint.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,7 @@ def _run(plan: TrainingPlan, work: Path, inputs: dict[str, str]) -> Gate:
         note(f"export: finished already in {folder}")
         return done
     exports, checks = _written(plan, source, target, folder)
-    loaded: list[Check] = []
-    for export in exports if plan.export.load else ():
-        loaded += _loaded(plan, work, target, Path(export.folder), export.format)
+    loaded = list(_loaded(plan, work, target, exports)) if plan.export.load else []
     manifest = Manifest(
         checkpoint=str(source),
         checkpoint_digest=inputs["train"],
@@ -222,41 +220,46 @@ def _refused(name: Destination, error: DrafterError) -> Check:
 
 
 def _loaded(
-    plan: TrainingPlan, work: Path, target: Path, folder: Path, name: Destination
-) -> list[Check]:
-    """The export in its engine: the first prompts of the evaluation, against what they expect."""
-    if name not in ENGINES:
-        return []
+    plan: TrainingPlan, work: Path, target: Path, exports: Sequence[Exported]
+) -> Iterator[Check]:
+    """Each export in its engine: the first prompts of the evaluation, against what they expect."""
+    served = [export for export in exports if export.format in ENGINES]
+    if not served:
+        return
     context = context_of(plan, read_facts(target).max_positions)
     offline = _offline(work)
     held, expected = evaluated_prompts(plan, work, offline, context)
-    serving = Serving(
-        plan=plan,
-        target=target,
-        drafter=folder,
-        k=plan.evaluate.k,
-        context=context,
-        greedy=offline.greedy,
-    )
+    for export in served:
+        serving = Serving(
+            plan=plan,
+            target=target,
+            drafter=Path(export.folder),
+            k=plan.evaluate.k,
+            context=context,
+            greedy=offline.greedy,
+        )
+        yield _asked(export.format, serving, held, expected)
+
+
+def _asked(name: Destination, serving: Serving, held: Sequence[HeldOut], expected: float) -> Check:
+    """An export's acceptance in its engine, on `held`."""
     what = f"{name}: acceptance rate of the loaded export"
     try:
         check_engine(name, serving)
     except EngineUsageError as error:
-        return [Check(name=what, passed=True, reason=f"not loaded: {error}")]
-    online = ask_engine(name, serving, held, folder.parent / f"loaded-{name}")
+        return Check(name=what, passed=True, reason=f"not loaded: {error}")
+    online = ask_engine(name, serving, held, serving.drafter.parent / f"loaded-{name}")
     rate = None if online.counts is None else acceptance_rate(online.counts)
     failed = sum(a.error is not None for a in online.answers)
-    return [
-        Check(
-            name=what,
-            passed=rate is not None and not failed and rate >= expected - LARGEST_GAP,
-            value=rate,
-            limit=expected - LARGEST_GAP,
-            relation=">=",
-            reason=f"{failed} of {len(held)} requests failed" if failed else "",
-            advice="the engine reads this folder otherwise than it was trained",
-        )
-    ]
+    return Check(
+        name=what,
+        passed=rate is not None and not failed and rate >= expected - LARGEST_GAP,
+        value=rate,
+        limit=expected - LARGEST_GAP,
+        relation=">=",
+        reason=f"{failed} of {len(held)} requests failed" if failed else "",
+        advice="the engine reads this folder otherwise than it was trained",
+    )
 
 
 def _offline(work: Path) -> Offline:
