@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 
 MOST_POINTS = 600
 Read = Callable[[Telemetry], float | None]
+Over = Callable[[list[float]], float]
 
 
 def telemetry_rows(group: Group) -> list[tuple[str, str, str]]:
     """Label, baseline and speculative of what was sampled; no row for what nothing told."""
-    rows: list[tuple[str, Read, Callable[[float | None], str], bool]] = [
-        ("J per output token (GPUs)", _joules, words.fixed, False),
-        ("GPU power, mean, W", lambda t: _over_gpus(t, POWER, sum), words.number, False),
-        ("SM clock, mean, MHz", lambda t: _over_gpus(t, SM_CLOCK, fmean), words.number, False),
-        ("waiting requests, most", lambda t: _most(t, "waiting"), _whole, True),
-        ("KV cache in use, most", lambda t: _most(t, "kv_usage"), words.percent, True),
-        ("preemptions", lambda t: t.preemptions, _whole, True),
-        ("prefix cache hits", lambda t: t.prefix_hit_rate, words.percent, False),
+    rows: list[tuple[str, Read, Callable[[float | None], str], Over]] = [
+        ("J per output token (GPUs)", _joules, words.fixed, fmean),
+        ("GPU power, mean, W", lambda t: _over_gpus(t, POWER, sum), words.number, fmean),
+        ("SM clock, mean, MHz", lambda t: _over_gpus(t, SM_CLOCK, fmean), words.number, fmean),
+        ("samples of the engine", _engine_samples, _whole, sum),
+        ("waiting requests, most", lambda t: _most(t, "waiting"), _whole, max),
+        ("KV cache in use, most", lambda t: _most(t, "kv_usage"), words.percent, max),
+        ("preemptions", lambda t: t.preemptions, _whole, max),
+        ("prefix cache hits", lambda t: t.prefix_hit_rate, words.percent, fmean),
     ]
     found = []
-    for label, read, write, most in rows:
-        values = [_value(group.cells, variant, read, most=most) for variant in VARIANTS]
+    for label, read, write, over in rows:
+        values = [_value(group.cells, variant, read, over) for variant in VARIANTS]
         if any(value is not None for value in values):
             baseline, speculative = (DASH if v is None else write(v) for v in values)
             found.append((label, baseline, speculative))
     return found
 
 
-def _value(
-    cells: Sequence[CellSummary], variant: Variant, read: Read, *, most: bool
-) -> float | None:
-    """Over the cells of a variant: the largest, or the mean."""
+def _value(cells: Sequence[CellSummary], variant: Variant, read: Read, over: Over) -> float | None:
+    """Over the cells of a variant that tell it: their sum, the largest, or the mean."""
     told = [
         value
         for cell in cells
@@ -56,7 +56,7 @@ def _value(
         and cell.telemetry is not None
         and (value := read(cell.telemetry)) is not None
     ]
-    return None if not told else max(told) if most else fmean(told)
+    return over(told) if told else None
 
 
 def _whole(value: float | None) -> str:
@@ -65,6 +65,11 @@ def _whole(value: float | None) -> str:
 
 def _joules(told: Telemetry) -> float | None:
     return told.joules_per_output_token
+
+
+def _engine_samples(told: Telemetry) -> float | None:
+    """How many samples what the engine said is of: of a short window there are few."""
+    return max((gauge.n for gauge in told.engine.values()), default=None)
 
 
 def _most(told: Telemetry, name: str) -> float | None:

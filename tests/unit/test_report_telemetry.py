@@ -46,6 +46,8 @@ def test_rows_are_of_what_was_told() -> None:
     assert rows["J per output token (GPUs)"] == ["4.00", DASH]
     assert rows["GPU power, mean, W"] == ["612", "612"]
     assert rows["preemptions"] == ["2", "2"]
+    blocks = [sum(c.variant == v for c in cells) for v in ("baseline", "speculative")]
+    assert rows["samples of the engine"] == [str(5 * n) for n in blocks]
     assert rows["KV cache in use, most"] == ["50.0%", "50.0%"]
     assert "prefix cache hits" not in rows
 
