@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -29,7 +30,7 @@ from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request
 from harness.progress import Progress
 from harness.records import VARIANTS, Cell, LoadPoint, Manifest, Variant
-from harness.resume import check_same
+from harness.resume import check_same, made_with
 from harness.run import (
     Outcome,
     begin,
@@ -128,8 +129,9 @@ def resume(path: Path, progress: Progress, *, anyway: bool = False) -> Outcome[S
                 "start anew"
             )
     search = _search_in(manifest, folder)
-    check_same(folder, prepared, progress, anyway=anyway)
     tell_damaged(folder, progress)
+    if any(hunt.wants() for hunt in _hunts(prepared, search, folder, progress)):
+        check_same(folder, made_with(prepared), progress, anyway=anyway)
     return _go_on(prepared, search, folder, progress)
 
 
@@ -193,12 +195,11 @@ def _go_on(
         progress.skip()
     with folder.claimed(), telling_how_to_go_on(folder):
         try:
-            for engine in prepared:
-                for variant in variants_of(engine):
-                    try:
-                        Hunt(engine, variant, search, folder, progress).run()
-                    except EngineFailed as error:
-                        errors.append(error)
+            for hunt in _hunts(prepared, search, folder, progress):
+                try:
+                    hunt.run()
+                except EngineFailed as error:
+                    errors.append(error)
         except KeyboardInterrupt as stop:
             stopped_by = signal_of(stop)
         progress.stage("analysing")
@@ -213,6 +214,14 @@ def variants_of(prepared: Prepared) -> list[Variant]:
     if prepared.attached:
         return [v for v in VARIANTS if v in prepared.urls]
     return list(dict.fromkeys(c.variant for c in prepared.cells))
+
+
+def _hunts(
+    prepared: list[Prepared], search: Search, folder: RunFolder, progress: Progress
+) -> Iterator[Hunt]:
+    for engine in prepared:
+        for variant in variants_of(engine):
+            yield Hunt(engine, variant, search, folder, progress)
 
 
 def load_at(prepared: Prepared, search: Search, value: float) -> LoadPoint:
@@ -265,9 +274,13 @@ class Hunt:
         self.looks: list[Look] = [look_of(data, self.slo, search) for data in known]
         self.asked = sum(len(data.records) for data in known)
 
+    def wants(self) -> bool:
+        """Whether a look is still to be taken."""
+        return next_value(self.looks, self.search) is not None
+
     def run(self) -> None:
         """Search to the end. Raises `EngineFailed`."""
-        if next_value(self.looks, self.search) is None:
+        if not self.wants():
             return
         name = f"{self.prepared.name}-{self.variant}-r0"
         launch_dir = self.folder.new_launch(name)

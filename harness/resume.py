@@ -6,6 +6,7 @@ unnoticed.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -52,28 +53,44 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 def made_with(prepared: Sequence[Prepared]) -> Made:
     """As it is now, on this machine."""
+    return all_made_with([prepared])[0]
+
+
+def all_made_with(runs: Sequence[Sequence[Prepared]]) -> list[Made]:
+    """`made_with` of each of several runs; what they have in common is looked at once."""
     commit, dirty = git_state(ROOT)
-    return Made(
-        environment=environment(),
-        versions=versions(),
-        git_commit=commit,
-        git_dirty=dirty,
-        git_diff=git_diff(ROOT) if dirty else None,
-        engine_versions={p.name: _engine_versions(p) for p in prepared},
-        digests={
-            p.name: {"target": checkpoint_digest(p.target), "drafter": checkpoint_digest(p.drafter)}
-            for p in prepared
-        },
-    )
+    here, packages = environment(), versions()
+    diff = git_diff(ROOT) if dirty else None
+    of_engine, digest = functools.cache(_engine_versions), functools.cache(checkpoint_digest)
+    return [
+        Made(
+            environment=here,
+            versions=packages,
+            git_commit=commit,
+            git_dirty=dirty,
+            git_diff=diff,
+            engine_versions={p.name: of_engine(_environment_of(p)) for p in prepared},
+            digests={
+                p.name: {"target": digest(p.target), "drafter": digest(p.drafter)} for p in prepared
+            },
+        )
+        for prepared in runs
+    ]
 
 
-def _engine_versions(prepared: Prepared) -> dict[str, str]:
-    """Packages of the engine's own environment; none for one that has none, or runs elsewhere."""
+def _environment_of(prepared: Prepared) -> str | None:
+    """The engine's own environment; None for one that has none, or runs already."""
     if prepared.attached:
+        return None
+    return prepared.adapter.environment(prepared.spec("baseline"))
+
+
+def _engine_versions(name: str | None) -> dict[str, str]:
+    """The packages of the environment `name`; none where there is no such environment."""
+    if name is None:
         return {}
-    suffix = "-cpu" if prepared.plan.engine.device == "cpu" else ""
     try:
-        python = engine_python(f"{prepared.name}{suffix}")
+        python = engine_python(name)
     except EngineUsageError:
         return {}
     return package_versions(python, ENGINE_PACKAGES)
@@ -91,15 +108,13 @@ def checkpoint_digest(folder: Path | None) -> str | None:
     return f"{weights}-{hashlib.sha256(config).hexdigest()[:8]}"
 
 
-def check_same(
-    folder: RunFolder, prepared: Sequence[Prepared], progress: Progress, *, anyway: bool
-) -> None:
-    """Raise `UsageError`, naming each difference, where a run was made with something else.
+def check_same(folder: RunFolder, now: Made, progress: Progress, *, anyway: bool) -> None:
+    """Raise `UsageError`, naming each difference, where a run was made with other than `now`.
 
     With `anyway` the differences are written into the manifest instead, and told by the summary.
     """
     manifest = folder.manifest()
-    found = differences(manifest, made_with(prepared))
+    found = differences(manifest, now)
     if not found:
         return
     if not anyway:

@@ -43,7 +43,7 @@ from harness.probes import (
 )
 from harness.progress import Progress
 from harness.records import SCHEMA_VERSION, Cell, Manifest, Timeline
-from harness.resume import check_same, made_with
+from harness.resume import Made, check_same, made_with
 from harness.serving import (
     Server,
     acceptance_reader,
@@ -285,12 +285,14 @@ def check_out(out: Path) -> None:
         raise UsageError(f"--out {out}: {nearest} {why}; choose another")
 
 
-def begin(request: Request, prepared: list[Prepared]) -> RunFolder:
-    """Make the run's folder and write its manifest, the first thing in it."""
+def begin(request: Request, prepared: list[Prepared], made: Made | None = None) -> RunFolder:
+    """Make the run's folder and write its manifest, the first thing in it.
+
+    `made`: what it is made with, where the caller has looked already.
+    """
     now = datetime.now(UTC)
     names = "-".join(p.name for p in prepared)
     run_id = f"{now:%Y%m%d-%H%M%S}-{names}-{secrets.token_hex(2)}"
-    made = made_with(prepared)
     folder = RunFolder((request.out / run_id).resolve())
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
@@ -300,7 +302,7 @@ def begin(request: Request, prepared: list[Prepared]) -> RunFolder:
         plan=plan_of(request, prepared),
         clock_anchor=clock_anchor(),
         cells=tuple(c for p in prepared for c in p.cells),
-        **msgspec.structs.asdict(made),
+        **msgspec.structs.asdict(made or made_with(prepared)),
     )
     try:
         folder.path.mkdir(parents=True)
@@ -375,7 +377,7 @@ def resume(path: Path, progress: Progress, *, anyway: bool = False) -> Outcome[S
     tell_damaged(folder, progress)
     missing = [c for c in cells if not folder.has_cell(c.cell_id)]
     if missing:
-        check_same(folder, prepared, progress, anyway=anyway)
+        check_same(folder, made_with(prepared), progress, anyway=anyway)
     progress.say(f"{len(missing)} of {len(cells)} cells are missing")
     return measure(prepared, folder, progress)
 

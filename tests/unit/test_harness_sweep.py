@@ -133,6 +133,25 @@ def test_a_baseline_is_linked_once_and_again_after_it_was_cut_short(tmp_path: Pa
     assert [p.name for p in (target.path / "cells").iterdir()] == [cell]
 
 
+def test_a_setting_lacks_what_neither_it_nor_its_shared_baseline_has(tmp_path: Path) -> None:
+    parts = [part("a", "a", 1), part("b", "a", 3)]
+
+    def lacking() -> list[str]:
+        return [p.setting.name for p in parts if sweep._lacks(tmp_path, p, parts)]
+
+    def measure(name: str, variant: str) -> None:
+        for c in sweep._cells(parts[0]):
+            if c.variant == variant:
+                save(RunFolder(tmp_path / "runs" / name), c.cell_id, "whole")
+
+    assert lacking() == ["a", "b"]
+    measure("a", "speculative")
+    measure("b", "speculative")
+    assert lacking() == ["a", "b"]
+    measure("a", "baseline")
+    assert lacking() == []
+
+
 def test_a_sweep_of_another_major_version_is_refused(tmp_path: Path) -> None:
     told = Sweep(schema_version="1.0", sweep_id="s", request={}, axes=(), settings=())
     (tmp_path / sweep.SWEEP).write_bytes(to_json(told))
