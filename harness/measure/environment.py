@@ -82,13 +82,16 @@ def versions() -> dict[str, str | None]:
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """The commit of the checkout that runs, and whether tracked files differ from it."""
+    """The commit of the checkout that runs, and whether tracked files differ from it.
 
-    commit = _git(root, "rev-parse", "HEAD")
-    if commit is None:
+    Where `root` only lies within a repository, as an installed package in a project's environment
+    does, that repository's commit says nothing of it: (None, None).
+    """
+    told = _git(root, "rev-parse", "--show-prefix", "HEAD")
+    if told is None or not told.startswith(b"\n"):
         return None, None
     status = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return commit.decode().strip(), None if status is None else bool(status.strip())
+    return told.decode().strip(), None if status is None else bool(status.strip())
 
 
 def git_diff(root: Path) -> str | None:

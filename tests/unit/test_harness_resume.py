@@ -215,3 +215,6 @@ def test_uncommitted_changes_are_told_apart(tmp_path: Path) -> None:
     assert git_state(tmp_path)[1] is True
     assert len({clean, one, other}) == 3
     assert git_diff(tmp_path / "none") is None
+    inside = tmp_path / "site-packages"
+    inside.mkdir()
+    assert git_state(inside) == (None, None)
