@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from engines.kernels import Arch, KernelObject, is_loaded, parse_arch, scan, use_of
+from harness.doctoring.telling import Tell
 from harness.errors import UsageError
-
-Tell = Callable[[str], None]
 
 
 class ObjectCoverage(msgspec.Struct, frozen=True, kw_only=True):
