@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 from drafters.checkpoint import load_spec
 from drafters.formats import text_config
 from drafters.spec import DrafterError
+from engines.arguments import check_arguments
 from engines.base import EngineUsageError, ServeSpec
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
@@ -42,10 +44,11 @@ from harness.doctoring.memory import (
 from harness.doctoring.storage import RUN_BYTES, Room, check_read, check_room, read_speed, room
 from harness.doctoring.telling import Tell, throttled
 from harness.doctoring.text import text_of
-from harness.errors import UsageError
+from harness.errors import UsageError, one_line
 from harness.plan.expand import load_points
 from harness.plan.load import build
 from harness.plan.schema import Plan
+from harness.plan.serve import flag_arguments
 from harness.prepare import (
     Prepared,
     Request,
@@ -113,6 +116,7 @@ def doctor(request: Request, tell: Tell, *, checksums: bool = False) -> Report:
     ranks = max(1, wanted)
     connections = most_under_way(plan) or 1024
     files = len(target.shards) if target else 0
+    findings += _elsewhere(plan)
     findings += check_machine(machine, ranks=ranks, connections=connections, files=files)
     findings += check_gpus(gpus, visible, wanted)
     needs, fitting = check_fitting(subject, target, machine, visible)
@@ -142,6 +146,9 @@ def subject_of(request: Request) -> Subject:
                          "ask the doctor on its machine for vllm or sglang")  # fmt: skip
     source, why = choose_profile(request, engine)
     plan = build(source, engine, list(request.sets))
+    if plan.name == "attach":
+        raise UsageError("--profile attach: servers that run already are not started from here; "
+                         "ask the doctor on their machine for another profile")  # fmt: skip
     target, drafter = plan.target.path, plan.drafter.path
     pair = None
     if target is None:
@@ -182,6 +189,15 @@ def spec_of(subject: Subject) -> ServeSpec:
         cells=[],
     )
     return prepared.spec("speculative" if subject.drafter else "baseline")
+
+
+def _elsewhere(plan: Plan) -> Iterator[Finding]:
+    """What is looked at is this machine, wherever the plan starts its engine."""
+    if plan.engine.command_prefix:
+        program = one_line(shlex.join(plan.engine.command_prefix), 120)
+        yield unknown("host", "elsewhere", "engine.command_prefix", f"the engine is started by "
+                      f"`{program}`; what is told here is of this machine and environment",
+                      "where that is another one, run the doctor there")  # fmt: skip
 
 
 def _devices(subject: Subject) -> int:
@@ -301,7 +317,7 @@ def check_engine(
 ) -> Iterator[Finding]:
     """The engine's environment, its kernels for the GPUs at hand, and what it says itself."""
     device = subject.plan.engine.device
-    name = software.environment_name(subject.engine, device)
+    name = _environment(subject)
     found = None
     if name is None:
         yield ok("engine", "environment", subject.engine, "embedded: it runs in this environment")
@@ -315,8 +331,30 @@ def check_engine(
         yield ok("engine", "others", f"environment {other.name}", f"not needed here: {told}")
     for looked in [found] if found is not None else others:
         yield from software.check_kernels(looked, visible, tell)
-    if subject.target is not None and (found is None or found.problem is None):
+    if found is not None and found.problem is not None:
+        yield from _flags(subject)
+    elif subject.target is not None:
         yield from _engine_says(subject)
+
+
+def _environment(subject: Subject) -> str | None:
+    """The environment that the engine is started in; its device alone decides."""
+    spec = ServeSpec(target=Path(), served_name="", port=1, device=subject.plan.engine.device)
+    return adapter_named(subject.engine).environment(spec)
+
+
+def _flags(subject: Subject) -> Iterator[Finding]:
+    """The plan's arguments held against the list that the tested engine gave, without it here."""
+    engine = subject.plan.engine
+    arguments = [a for variant in VARIANTS for a in flag_arguments(engine.flags, variant)]
+    arguments += engine.extra_args
+    try:
+        check_arguments(subject.engine, arguments, None)
+    except EngineUsageError as error:
+        yield fail("engine", "plan", subject.engine, str(error))
+    else:
+        yield unknown("engine", "plan", subject.engine, "of the plan its arguments alone were "
+                      "looked at: the engine knows each of them")  # fmt: skip
 
 
 def _engine_says(subject: Subject) -> Iterator[Finding]:

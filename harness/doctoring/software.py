@@ -47,13 +47,6 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     cuda: str | None = None
 
 
-def environment_name(engine: str, device: str) -> str | None:
-    """The environment in which an engine is started; None for those that need none."""
-    if engine not in ENGINES:
-        return None
-    return f"{engine}-cpu" if device == "cpu" else engine
-
-
 def read_environment(name: str) -> Environment:
     """What there is of an engine's environment; its Python is started once, for the versions."""
     try:

@@ -108,6 +108,8 @@ def test_a_mistake_of_the_users_is_one_line(tmp_path: Path) -> None:
         doctor.doctor(Request(sets=("engine.prt=1",)), lambda line: None)
     with pytest.raises(UsageError, match="openai"):
         doctor.doctor(Request(engines=("openai",)), lambda line: None)
+    with pytest.raises(UsageError, match="attach: servers that run already"):
+        doctor.doctor(Request(profile="attach"), lambda line: None)
 
 
 def test_a_planted_fault_ends_with_1(tmp_path: Path) -> None:

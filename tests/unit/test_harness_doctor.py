@@ -24,7 +24,7 @@ from drafters.headers import TensorHeader
 from engines.base import EngineUsageError, ServeSpec
 from engines.hardware import Gpu, GpuProcess, Gpus, Link
 from engines.sglang import _kv_tokens
-from harness.doctor import Subject, check_fitting
+from harness.doctor import Subject, check_engine, check_fitting, doctor, subject_of
 from harness.doctoring import machine, memory, software, storage
 from harness.doctoring.checkpoint import (
     check_sums,
@@ -38,6 +38,7 @@ from harness.doctoring.machine import MachineFacts
 from harness.doctoring.memory import Model, need_of
 from harness.doctoring.text import closing, text_of
 from harness.plan.load import build, read_profile
+from harness.prepare import Request
 from tests.drafter_folders import folder_of, plain_spec, target_folder
 
 GIB = 2**30
@@ -655,6 +656,32 @@ def test_an_environment_of_another_user_is_told(tmp_path: Path, monkeypatch: Any
     found = software.read_environment("vllm")
     said = only(software.check_environment(found, Gpus(), on_gpus=False))
     assert said.severity == "fail" and "Permission denied" in said.what
+
+
+@pytest.mark.parametrize(
+    ("engine", "sets", "severity"),
+    [
+        ("vllm", ("engine.extra_args=--max-num-sequences",), "fail"),
+        ("sglang", ('engine.flags.--no-such={why="w", variant="baseline"}',), "fail"),
+        ("sglang", ("engine.extra_args=--mem-fraction-static=0.8",), "unknown"),
+    ],
+)
+def test_the_arguments_are_looked_at_without_the_environment(
+    tmp_path: Path, monkeypatch: Any, engine: str, sets: tuple[str, ...], severity: str
+) -> None:
+    monkeypatch.setenv("SPEC_HARNESS_VENVS", str(tmp_path))
+    request = Request(engines=(engine,), sets=(f"target.path={tmp_path}", *sets), out=tmp_path)
+    found = list(check_engine(subject_of(request), Gpus(), (), QUIET))
+    assert [f.severity for f in found if f.code == "plan"] == [severity]
+    assert "environment" in codes(found, "fail")
+
+
+def test_a_program_that_starts_the_engine_is_told(tmp_path: Path) -> None:
+    sets = (f"target.path={tmp_path}", 'engine.command_prefix=["ssh", "gpu-box"]')
+    for request, said in ((Request(sets=sets), ["elsewhere"]), (Request(sets=sets[:1]), [])):
+        told = doctor(msgspec.structs.replace(request, out=tmp_path), QUIET).findings
+        assert [f.code for f in told if f.where == "engine.command_prefix"] == said
+        assert all("ssh gpu-box" in f.what for f in told if f.code == "elsewhere")
 
 
 def test_a_missing_environment_fails(tmp_path: Path, monkeypatch: Any) -> None:
