@@ -7,31 +7,35 @@ from pathlib import Path
 
 from engines.base import ServeSpec
 from engines.process import free_port
+from harness.errors import UsageError
+from harness.plan.serve import as_engine_says
+from harness.records import Variant
 from training.plan import TrainingPlan
 from training.progress import PLAIN_S, note
 
 
-def serve_spec(plan: TrainingPlan, target: Path, context: int) -> ServeSpec:
-    """The target alone, `context` tokens of prompt and answer."""
-    engine = plan.engine
-    return ServeSpec(
+def serve_spec(
+    plan: TrainingPlan, target: Path, context: int, variant: Variant = "baseline"
+) -> ServeSpec:
+    """The target alone, `context` tokens of prompt and answer, as `variant` is started.
+
+    Raises `UsageError` where it would take several machines.
+    """
+    if plan.engine.nodes > 1:
+        raise UsageError(
+            f"engine.nodes = {plan.engine.nodes}: several machines are started by hand; give the "
+            "server's URL"
+        )
+    spec = ServeSpec(
         target=target,
         served_name=plan.target.served_name or target.name,
-        port=engine.port or free_port(),
-        dtype=engine.dtype,
+        port=plan.engine.port or free_port(),
         max_model_len=context,
-        max_num_seqs=engine.max_num_seqs or plan.generate.concurrency,
-        kv_cache_gib=engine.kv_cache_gib,
-        tensor_parallel=engine.tensor_parallel,
-        device=engine.device,
+        max_num_seqs=plan.generate.concurrency,
         seed=plan.seed,
         temperature=plan.sampling.temperature,
-        threads=engine.threads,
-        trust_remote_code=engine.trust_remote_code,
-        reasoning_parser=engine.reasoning_parser,
-        extra_args=engine.extra_args,
-        extra_env=engine.extra_env,
     )
+    return as_engine_says(spec, plan.engine, variant)
 
 
 def start_teller(stage: str, engine: str) -> Callable[[str, float], None]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from engines.base import ServeSpec
 from harness.plan.points import load_points
-from harness.plan.schema import Flag, Plan
+from harness.plan.schema import EngineSection, Flag, Plan
 from harness.records import Variant
 
 
@@ -22,8 +23,7 @@ def serve_spec(
     max_num_seqs: int | None,
 ) -> ServeSpec:
     """What to serve for `variant`; `max_num_seqs` is used where the plan says none."""
-    engine = plan.engine
-    return ServeSpec(
+    spec = ServeSpec(
         target=target,
         served_name=served_name(plan, target),
         port=port,
@@ -31,17 +31,29 @@ def serve_spec(
         pair_drafter=drafter,
         k=plan.speculative.k,
         forced_length=plan.speculative.forced_length,
-        dtype=engine.dtype,
         max_model_len=max_model_len,
-        max_num_seqs=engine.max_num_seqs or max_num_seqs,
+        max_num_seqs=max_num_seqs,
+        seed=plan.seed,
+        temperature=plan.sampling.temperature,
+    )
+    return as_engine_says(spec, plan.engine, variant)
+
+
+def as_engine_says(spec: ServeSpec, engine: EngineSection, variant: Variant) -> ServeSpec:
+    """`spec` with all that a plan's `[engine]` says, but for port and context.
+
+    `max_num_seqs` of `spec` stays where `engine` has none.
+    """
+    return replace(
+        spec,
+        dtype=engine.dtype,
+        max_num_seqs=engine.max_num_seqs or spec.max_num_seqs,
         kv_cache_gib=engine.kv_cache_gib,
         tensor_parallel=engine.tensor_parallel,
         device=engine.device,
         host=engine.host,
         command_prefix=engine.command_prefix,
         reach=engine.reach,
-        seed=plan.seed,
-        temperature=plan.sampling.temperature,
         threads=engine.threads,
         trust_remote_code=engine.trust_remote_code,
         reasoning_parser=engine.reasoning_parser,

@@ -58,7 +58,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     def spec(self) -> ServeSpec:
         """The neutral specification for an engine that is started here."""
         return dataclasses.replace(
-            serve_spec(self.plan, self.target, self.context),
+            serve_spec(self.plan, self.target, self.context, "speculative"),
             served_name=MODEL,
             drafter=self.drafter,
             k=self.k,
@@ -142,6 +142,7 @@ def _server(adapter: Adapter, serving: Serving, folder: Path) -> Iterator[Server
         workdir=folder / "work",
         log_path=folder / "engine.log",
         deadline_s=serving.plan.engine.startup_deadline_s,
+        patience=serving.plan.engine.stall_patience,
         on_phase=start_teller("evaluate", adapter.name),
     ) as process:
         process.start()

@@ -103,6 +103,7 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
         workdir=folder / "engine",
         log_path=folder / "engine.log",
         deadline_s=plan.engine.startup_deadline_s,
+        patience=plan.engine.stall_patience,
         on_phase=start_teller("generate", adapter.name),
     ) as process:
         process.start()
