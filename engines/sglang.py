@@ -32,6 +32,7 @@ from engines.base import (
     SpecCounters,
     check_forced,
 )
+from engines.cache_size import kv_size, kv_width
 from engines.checkpoint import check_named, drop_nulls, read_config
 from engines.prometheus import Sample, first, once, parse, rank_counters
 
@@ -44,7 +45,6 @@ CPU_KV_TOKENS = 65536
 """The most KV-cache slots a CPU server is given where the specification names no size."""
 CPU_MEMORY_FRACTION = "0.8"
 _MOE_KEYS = {"topk_method": '"noaux_tc"', "scoring_func": '"sigmoid"', "moe_layer_freq": "1"}
-_DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
 
 class SglangAdapter:
@@ -273,17 +273,8 @@ def _kv_tokens(spec: ServeSpec) -> int:
     text = text_config(read_config(spec.target, "target"))
     try:
         layers = int(text["num_hidden_layers"]) + (spec.drafter is not None)
-        if text.get("kv_lora_rank") is not None:
-            width = int(text["kv_lora_rank"]) + int(text["qk_rope_head_dim"])
-        else:
-            heads = int(text["num_attention_heads"])
-            head_dim = int(text.get("head_dim") or int(text["hidden_size"]) // heads)
-            kv_heads = int(text.get("num_key_value_heads") or heads)
-            width = 2 * head_dim * max(1, kv_heads // spec.tensor_parallel)
-        dtype = spec.dtype
-        if dtype == "auto":
-            dtype = str(text.get("dtype") or text.get("torch_dtype") or "bfloat16")
-        bytes_a_token = layers * width * _DTYPE_BYTES.get(dtype, 2)
+        width, _ = kv_width(text, spec.tensor_parallel)
+        bytes_a_token = layers * width * kv_size(text, spec)
         return max(1, int(spec.kv_cache_gib * 2**30) // bytes_a_token)
     except KeyError as error:
         raise EngineUsageError(f"{spec.target / 'config.json'} lacks the key {error}") from None

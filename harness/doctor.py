@@ -15,6 +15,7 @@ from drafters.formats import text_config
 from drafters.spec import DrafterError
 from engines.arguments import check_arguments
 from engines.base import EngineUsageError, ServeSpec
+from engines.cache_size import argument
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
 from engines.hardware import Gpu, Gpus, gpus_here
@@ -33,7 +34,6 @@ from harness.doctoring.machine import MachineFacts, check_machine, read_machine
 from harness.doctoring.memory import (
     Model,
     Need,
-    argument,
     check_free,
     check_memory,
     drafter_config,

@@ -16,11 +16,11 @@ import msgspec
 from drafters.headers import BYTES, TensorHeader
 from drafters.spec import DrafterSpec
 from engines.base import ServeSpec
+from engines.cache_size import SIZES, argument, kv_size, kv_width
 from harness.doctoring.finding import Finding, fail, gib, ok, unknown, warn
 
 Kind = Literal["computed", "estimated", "assumed"]
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-SIZES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 # Kept whole on every rank of tensor parallelism, by vLLM's and SGLang's own models: norms, the
 # router, MLA's down-projections, the drafter's fc, and what sees pictures.
 _WHOLE = re.compile(
@@ -97,16 +97,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     quantized: bool = False
 
 
-def argument(arguments: Sequence[str], *names: str) -> str | None:
-    """The last value of an engine's argument, written `--name value` or `--name=value`."""
-    found = None
-    for i, word in enumerate(arguments):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") in names:
-            found = value if equals else arguments[i + 1] if i + 1 < len(arguments) else None
-    return found
-
-
 def _number(arguments: Sequence[str], default: int, *names: str) -> int:
     text = argument(arguments, *names) or ""
     return int(text) if text.isdecimal() and len(text) < 16 and int(text) > 0 else default
@@ -149,33 +139,6 @@ def weight_bytes(model: Model, dtype: str, parallel: Parallel) -> tuple[int, int
             # With fewer KV heads than ranks, several ranks hold the same ones.
             split += size / (min(heads, parallel.tensor) if _KV.search(name) else parallel.tensor)
     return round(split), round(whole)
-
-
-def kv_size(config: Mapping[str, Any], spec: ServeSpec) -> int:
-    """Bytes of one element in the KV cache."""
-    said = argument(spec.extra_args, "--kv-cache-dtype") or "auto"
-    if said.startswith(("fp8", "int8")):
-        return 1
-    dtype = said if said in SIZES else spec.dtype
-    if dtype == "auto":
-        dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
-    return SIZES.get(dtype, 2)
-
-
-def kv_width(config: Mapping[str, Any], tensor: int) -> tuple[int, str]:
-    """Elements that one layer caches of a token on one device, and how they are counted.
-
-    Latent attention caches one compressed vector and the rope part of the key, on every rank the
-    same; else keys and values of the rank's own KV heads.
-    """
-    if config.get("kv_lora_rank"):
-        latent, rope = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
-        return latent + rope, f"latent {latent} + rope {rope}, whole on each device"
-    heads = int(config["num_attention_heads"])
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    size = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
-    each = max(1, -(-kv_heads // tensor))
-    return 2 * each * size, f"2 x {each} KV heads x {size}"
 
 
 def kv_tokens(config: Mapping[str, Any], context: int) -> int:

@@ -96,6 +96,9 @@ def test_the_cache_agrees_with_what_sglang_is_told(tmp_path: Path) -> None:
         asked = spec(target=folder, kv_cache_gib=4.0)
         each = need_of(asked, Model(config=config, total=0), None, 1).kv_sequence // 1024
         assert _kv_tokens(asked) == 4 * GIB // each
+        for said in ("fp8_e4m3", "fp8_e5m2"):
+            halved = spec(target=folder, kv_cache_gib=4.0, extra_args=("--kv-cache-dtype", said))
+            assert _kv_tokens(halved) == 4 * GIB // (each // 2)
 
 
 @pytest.mark.parametrize("layers", ["0", "1e999", '"x"', "null"])
