@@ -25,6 +25,8 @@ _NEEDS_STDIN = {
     "kubectl": ("exec", "run"),
     "oc": ("exec", "run"),
 }
+_BEFORE_SSH = ("ssh", "sshpass")
+"""What a prefix begins with whose words after it a shell elsewhere reads."""
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 
 
@@ -79,6 +81,6 @@ def through(
     if any(COMMAND in word for word in prefix):
         quoted = shlex.join(command)
         return tuple(word.replace(COMMAND, quoted) for word in prefix)
-    if Path(prefix[0]).name == "ssh":
+    if Path(prefix[0]).name in _BEFORE_SSH:
         return (*prefix, shlex.join(command))
     return (*prefix, *command)

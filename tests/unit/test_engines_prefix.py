@@ -210,3 +210,5 @@ def test_what_ssh_hands_to_a_shell_comes_out_as_it_went_in(words: list[str]) -> 
     assert command[:5] == ["env", "-C", "/a b", "A=1 2'", "M=$x"]
     assert command[len(command) - len(words) :] == words
     assert through(("srun",), launch, grace_s=5.0, env={"M": "$x"}) == ("srun", *command)
+    by_password = ("sshpass", "-e", "/usr/bin/ssh", "host")
+    assert through(by_password, launch, grace_s=5.0, env={"M": "$x"}) == (*by_password, told)
