@@ -116,24 +116,32 @@ def jobs_for(cores: int, memory_gib: float) -> int:
     return max(1, min(cores, int(memory_gib / GIB_PER_JOB)))
 
 
-def free_memory_gib() -> float:
-    """Memory that is free now, within this process's control group."""
+def free_memory_gib(groups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Memory that is free now, within this process's control group (`groups`: where they are)."""
     import psutil
 
     free = float(psutil.virtual_memory().available)
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
+    for limit, used, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            most = int(Path(limit).read_text()) - int(Path(used).read_text())
+            most = int((groups / limit).read_text()) - int((groups / used).read_text())
         except (OSError, ValueError):  # no such group, or "max"
             continue
+        # Files read and not used since count as used; the kernel drops them where memory is wanted.
+        most += _group_figure((groups / limit).with_name("memory.stat"), cache)
         free = min(free, float(max(most, 0)))
     return free / 2**30
+
+
+def _group_figure(file: Path, name: str) -> int:
+    """A figure of a control group's `memory.stat`; 0 where it is not told."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
 
 
 def find_tools(wanted: Build) -> Tools:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from engines import build as building
 from engines.base import EngineFailed, EngineUsageError
-from engines.build import Build, build, jobs_for
+from engines.build import Build, build, free_memory_gib, jobs_for
 from engines.console import Units
 from engines.kernels import parse_arch
 from engines.recipes import RECIPES
@@ -214,3 +214,24 @@ def test_the_engines_on_gpus_have_recipes() -> None:
         check = RECIPES[name].steps[-1]
         compile(check.arguments[0], name, "exec")
         assert any(f"{name}==" in word for step in RECIPES[name].steps for word in step.arguments)
+
+
+@pytest.mark.parametrize(
+    ("folder", "names", "cache"),
+    [
+        (".", ("memory.max", "memory.current"), "inactive_file"),
+        ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"),
+    ],
+)
+def test_cached_files_of_a_control_group_are_free_memory(
+    tmp_path: Path, folder: str, names: tuple[str, str], cache: str
+) -> None:
+    group = tmp_path / folder
+    group.mkdir(exist_ok=True)
+    (group / names[0]).write_text(f"{2**30}\n")
+    (group / names[1]).write_text(f"{2**30 - 2**20}\n")
+    assert free_memory_gib(tmp_path) == 2**20 / 2**30
+    (group / "memory.stat").write_text(f"anon 5\nactive_file 7\n{cache} {2**21}\n")
+    assert free_memory_gib(tmp_path) == 3 * 2**20 / 2**30
+    (group / names[0]).write_text("max\n")
+    assert free_memory_gib(tmp_path) > 3 * 2**20 / 2**30
