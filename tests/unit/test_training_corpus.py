@@ -7,7 +7,7 @@ from random import Random
 
 import jinja2
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from training.demo import corpus, stories, tasks
@@ -148,8 +148,10 @@ def test_tokenizer_has_single_digits_and_whole_control_tokens(tokenizer) -> None
 
 @settings(max_examples=50)
 @given(text=st.text(max_size=60))
+@example(text="a<|im_assistant|>b </think>")
 def test_tokenizer_is_lossless(tokenizer, text: str) -> None:  # type: ignore[no-untyped-def]
-    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    # Drawn texts may spell a control token: it is lost only where it is asked to be left out.
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
 def test_think_tokens_stay_when_special_tokens_are_skipped(tokenizer) -> None:  # type: ignore[no-untyped-def]
