@@ -54,6 +54,7 @@ from harness.prepare import (
     Request,
     check_asked,
     choose_profile,
+    environment_of,
     path_of,
     understanding,
 )
@@ -317,7 +318,7 @@ def check_engine(
 ) -> Iterator[Finding]:
     """The engine's environment, its kernels for the GPUs at hand, and what it says itself."""
     device = subject.plan.engine.device
-    name = _environment(subject)
+    name = environment_of(adapter_named(subject.engine), subject.plan)
     found = None
     if name is None:
         yield ok("engine", "environment", subject.engine, "embedded: it runs in this environment")
@@ -335,12 +336,6 @@ def check_engine(
         yield from _flags(subject)
     elif subject.target is not None:
         yield from _engine_says(subject)
-
-
-def _environment(subject: Subject) -> str | None:
-    """The environment that the engine is started in; its device alone decides."""
-    spec = ServeSpec(target=Path(), served_name="", port=1, device=subject.plan.engine.device)
-    return adapter_named(subject.engine).environment(spec)
 
 
 def _flags(subject: Subject) -> Iterator[Finding]:

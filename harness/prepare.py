@@ -122,6 +122,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def environment_of(adapter: Adapter, plan: Plan) -> str | None:
+    """The engine's own environment, None where it has none; the plan's device alone decides."""
+    spec = ServeSpec(target=Path(), served_name="", port=1, device=plan.engine.device)
+    return adapter.environment(spec)
+
+
 def prepare(request: Request, name: str) -> Prepared:
     """Make ready an engine that is launched.
 

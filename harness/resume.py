@@ -19,7 +19,7 @@ from engines.install import engine_python, package_versions
 from harness.errors import UsageError, one_line
 from harness.measure.environment import environment, git_diff, git_state, versions
 from harness.measure.store import RunFolder
-from harness.prepare import Prepared
+from harness.prepare import Prepared, environment_of
 from harness.probes import weights_key
 from harness.progress import Progress
 from harness.records import Manifest
@@ -82,7 +82,7 @@ def _environment_of(prepared: Prepared) -> str | None:
     """The engine's own environment; None for one that has none, or runs already."""
     if prepared.attached:
         return None
-    return prepared.adapter.environment(prepared.spec("baseline"))
+    return environment_of(prepared.adapter, prepared.plan)
 
 
 def _engine_versions(name: str | None) -> dict[str, str]:
