@@ -36,6 +36,7 @@ from engines.ledger import PhaseLedger
 from engines.oom import killed_since, oom_kills
 from engines.phases import LogFollower, PhaseTracker, read_log, weights_size, with_weights
 from engines.prefix import is_elsewhere, through
+from engines.secret import command_without_secrets
 from engines.signatures import cause_of, relevant_lines
 
 SERVING = "serving"
@@ -172,12 +173,12 @@ class EngineProcess:
         self.workdir.mkdir(parents=True, exist_ok=True)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         launch = self.adapter.launch(self.spec, self.workdir)
-        self.argv = launch.argv
+        # For records alone: what is started keeps its keys.
+        self.argv = command_without_secrets((*self.spec.command_prefix, *launch.argv))
         self._kills = oom_kills()
         supervisor = str(Path(__file__).with_name("supervise.py"))
         how, started = [f"{GRACE_S:g}"], launch.argv
         if self.spec.command_prefix:
-            self.argv = (*self.spec.command_prefix, *launch.argv)
             started = through(
                 self.spec.command_prefix,
                 launch,

@@ -26,6 +26,7 @@ import psutil
 
 from engines.activity import Stall, tree
 from engines.phases import read_log
+from engines.secret import command_without_secrets
 from engines.signatures import stall_advice
 
 DUMP_S = 20.0
@@ -37,6 +38,7 @@ SHOWN_ENVIRONMENT = re.compile(
     r"^(NCCL|GLOO|TORCH|VLLM|SGLANG|CUDA|OMP|HF|MASTER|RANK|WORLD|LOCAL_RANK|UCX|FI)_?"
 )
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.I)
+HEAD = re.compile(r"\AProcess \d+: .*?\n(?=Python v)", re.S)
 RANK = re.compile(r"(?:_TP|\bTP|[Rr]ank[ =_]?)(\d+)")
 _LIBRARY = re.compile(r"/(?:lib/python3[^/]*|multiprocessing|asyncio|concurrent)/(?!site-packages)")
 _WAITS = re.compile(
@@ -103,7 +105,7 @@ def dissect(pid: int, stall: Stall, *, folder: Path, log_path: Path, argv: Seque
         stacks = list(pool.map(lambda one: stack_of(one, folder, named.get(one.pid)), processes))
     _write(folder / "log-tail.txt", log)
     _write(folder / "environment.txt", _environment(processes))
-    _write(folder / "command.txt", "\n".join(argv) + "\n")
+    _write(folder / "command.txt", "\n".join(command_without_secrets(argv)) + "\n")
     _write(folder / "kernel.txt", _said_by(["dmesg", "--ctime"], keep=r"Xid|NVRM|oom|Out of mem"))
     _write(folder / "gpus.txt", _said_by(["nvidia-smi", "-q", "-d", "MEMORY,UTILIZATION,PIDS"]))
     text = reading(stall, [s for s in stacks if s is not None], log)
@@ -117,12 +119,14 @@ def stack_of(process: psutil.Process, folder: Path, logged: str | None = None) -
     `logged`: what it calls itself in the log, for a process whose title does not tell its rank.
     """
     try:
-        name, state = _title(process), process.status()
+        name, state, command = _title(process), process.status(), _command(process)
     except psutil.Error:
         return None
     found = RANK.search(name) or RANK.search(logged or "")
     rank = int(found[1]) if found else None
     text, threads, error = _dump(process.pid, stopped=state == psutil.STATUS_STOPPED)
+    # py-spy heads its text with the command as it is, over several lines where that has some.
+    text = HEAD.sub(lambda _: f"Process {process.pid}: {command}\n", text)
     _write(folder / f"stack-{process.pid}.txt", text)
     main = next((t for t in threads if t.get("thread_name") == "MainThread"), None)
     frames = (main or (threads[-1] if threads else {})).get("frames", ())
@@ -135,6 +139,11 @@ def stack_of(process: psutil.Process, folder: Path, logged: str | None = None) -
         paths=tuple(str(f["filename"]) for f in frames),
         error=error,
     )
+
+
+def _command(process: psutil.Process) -> str:
+    """The command line, as a folder that is passed on may show it."""
+    return " ".join(command_without_secrets(process.cmdline()))
 
 
 def _title(process: psutil.Process) -> str:
@@ -241,7 +250,7 @@ def _table(processes: Sequence[psutil.Process]) -> str:
             rows.append(
                 f"{process.pid:>8} {process.ppid():>8} {process.status():<12} "
                 f"{times.user + times.system:>8.1f} {process.memory_info().rss >> 20:>8}  "
-                f"{' '.join(process.cmdline())[:300]}"
+                f"{_command(process)[:300]}"
             )
     return "\n".join(rows) + "\n"
 

@@ -183,7 +183,8 @@ def test_secrets_stay_out_of_the_folder(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-c",
-        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])",
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}, "
+        "'--api-key', 'hf_secret', '--seed', '3'])",
     ]
     environment = {**os.environ, "HF_TOKEN": "hf_secret", "NCCL_DEBUG": "INFO"}
     with subprocess.Popen(command, env=environment) as process:
@@ -192,11 +193,13 @@ def test_secrets_stay_out_of_the_folder(tmp_path: Path) -> None:
             while not tree(process.pid) and time.monotonic() < end:
                 time.sleep(0.05)
             log = tmp_path / "no.log"
-            dissect(process.pid, IDLE, folder=tmp_path / "s", log_path=log, argv=("x",))
+            argv = ("env", "HF_TOKEN=hf_secret", "x", "--api-key=hf_secret")
+            dissect(process.pid, IDLE, folder=tmp_path / "s", log_path=log, argv=argv)
         finally:
             for child in tree(process.pid):
                 child.kill()
             process.kill()
     everything = "".join(f.read_text() for f in (tmp_path / "s").iterdir())
     assert "hf_secret" not in everything
+    assert "--seed 3" in (tmp_path / "s" / "processes.txt").read_text()
     assert "NCCL_DEBUG=INFO" in (tmp_path / "s" / "environment.txt").read_text()

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from capture_samples import write_samples
 
+from engines.secret import is_secret
 from harness.errors import UsageError
 from training import samples as sample_files
 from training.files import locked
 from training.gate import GATE, Gate, passed_gate, read_gate, write_gate
-from training.generate.secret import is_secret
 from training.plan import TrainingPlan
 from training.samples import Sample
 from training.unchanged import check_same_samples, unchanged_samples

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from engines.base import EngineUsageError
+from engines.secret import args_without_secrets, without_secrets
 from harness.errors import UsageError
 from harness.load.prompts.datasets import load_prompts
 from harness.load.prompts.prompt import Prompt
@@ -24,7 +25,6 @@ from training.folders import Stage, stage_folder
 from training.gate import GATE, Gate, check_line, read_gate, require, write_gate
 from training.generate.made_from import Begun, MadeFrom, changes, read_begun, write_begun
 from training.generate.meter import Meter, Pace
-from training.generate.secret import args_without_secrets, without_secrets
 from training.generate.server import check_server, context_for, own_context, serving
 from training.generate.shards import ShardWriter
 from training.generate.text import TargetText, read_text
