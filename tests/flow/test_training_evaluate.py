@@ -51,6 +51,18 @@ def test_the_reference_engine_accepts_what_is_expected_to_the_draft(
     assert "evaluate.k 3 -> 2" in other.stderr
 
 
+def test_an_engine_in_bfloat16_has_an_expectation_too(
+    repo: Path, demo_pair: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "evaluation"
+    # Few drafts: what is looked at is that both are counted, and lie near each other.
+    sets = ("engine.dtype=bfloat16", "evaluate.largest_gap=0.2")
+    done = evaluate(repo, demo_pair, out, *(word for one in sets for word in ("--set", one)))
+    assert done.returncode == 0, done.stderr
+    offline, reference = json.loads((out / "evaluation.json").read_text())["rows"]
+    assert offline["length"] > 1.5 and reference["length"] > 1.5
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("length", "verdict"), [("4", "TOO HIGH"), ("1", "TOO LOW")])
 def test_an_engine_that_accepts_what_it_should_not_fails_the_gate(

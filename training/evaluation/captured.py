@@ -22,7 +22,7 @@ from harness.measure.metrics import pool
 from harness.records import DraftCounts
 from training.evaluation.online import Serving, served_dtype
 from training.evaluation.records import HeldOut, Offline, Walked, counts_of
-from training.evaluation.way import Way
+from training.evaluation.way import Way, walked_dtype
 from training.heads import TargetFacts, read_facts
 from training.progress import Progress, note
 from training.states import StateSource, StoredStates
@@ -55,7 +55,7 @@ def walk_captured(
     kind = served_dtype(plan, serving.target)
     dtype = torch.float32 if kind == "auto" else getattr(torch, kind)
     head, lm_head = _sharing(serving, facts, source)
-    head = head.to(device, dtype)
+    head = head.to(device, walked_dtype(device, dtype))
     lm_head = lm_head.to(device) if device.type == "cuda" else lm_head.float()
     walked: list[Walked] = []
     right = scored = 0

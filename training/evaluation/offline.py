@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from harness.measure.metrics import pool
 from harness.records import DraftCounts
 from training.evaluation.records import HeldOut, Offline, Walked, counts_of
+from training.evaluation.way import walked_dtype
 from training.progress import Progress
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _length(target: Path, wanted: int) -> int:
 
 
 def _sharing(path: Path, engine: Engine) -> Eagle3Drafter:
-    """The drafter in the target's type, with the target's embedding and head where it has none."""
+    """The drafter as it is walked, with the target's embedding and head where it has none."""
     from drafters.checkpoint import load
 
     head, model = load(path), engine.model
@@ -92,7 +93,9 @@ def _sharing(path: Path, engine: Engine) -> Eagle3Drafter:
         embeddings=None if head.owns_embeddings else model.embedding,
         lm_head=None if head.owns_lm_head else model.head.weight.t(),
     )
-    return head.to(model.embedding.device, model.embedding.dtype).eval().requires_grad_(False)
+    device = model.embedding.device
+    head = head.to(device, walked_dtype(device, model.embedding.dtype))
+    return head.eval().requires_grad_(False)
 
 
 def answers(engine: Engine, held: Sequence[HeldOut], k: int) -> list[Known]:
@@ -173,6 +176,7 @@ def _walk_group(
     length = max(len(each.tokens) for each in group)
     rows = [[Document(ids=each.tokens, loss_from=len(each.held.token_ids))] for each in group]
     aux, last = _states(engine, head.spec.aux_layers, group, length)
+    aux = aux.to(head.lm_head.weight.dtype)
     captured = Captured(batch=collate(rows, length), aux=aux, last_normed=last)
     with torch.no_grad():
         drafts = draft_everywhere(head, captured, k)  # [rows, length, k]

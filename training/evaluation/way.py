@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +13,9 @@ from training.evaluation.records import WalkedFrom
 from training.kept import begun_sections
 from training.plan import TrainingPlan
 from training.targets import reference_refusal
+
+if TYPE_CHECKING:
+    import torch
 
 KEY = "evaluate.offline"
 """Of a stage's record: there where states were walked."""
@@ -67,3 +71,13 @@ def _by_states(plan: TrainingPlan, why: str) -> Way:
             "these"
         )
     return Way(walked_from="states", why=why)
+
+
+def walked_dtype(device: torch.device, served: torch.dtype) -> torch.dtype:
+    """What the drafter is walked in: as it is served; on a CPU float32, the type of its attention.
+
+    `Unroll` computes attention in float32 there whatever the weights are.
+    """
+    import torch
+
+    return torch.float32 if device.type == "cpu" else served
