@@ -56,20 +56,23 @@ def until_end(sample: Sample, ends: Sequence[int]) -> Sample:
     return msgspec.structs.replace(sample, token_ids=sample.token_ids[: end + 1])
 
 
-@pytest.fixture(scope="module")
-def work(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def training_of(demo_pair: Path, folder: Path, count: int, *sets: str) -> Path:
     """A training of greedy samples and their states whose best is the demo pair's drafter."""
-    folder = tmp_path_factory.mktemp("states") / "training"
     ends = read_config(demo_pair / "target").eos_token_ids
-    samples = [until_end(s, ends) for s in demo_samples(demo_pair, 24, tokens=40)]
+    samples = [until_end(s, ends) for s in demo_samples(demo_pair, count, tokens=40)]
     write_samples(folder, samples)
     drafter = demo_pair / "drafter-mla"
-    assert capture.run(plan_for(load_spec(drafter).aux_layers), folder).passed
+    assert capture.run(plan_for(load_spec(drafter).aux_layers, *sets), folder).passed
     shutil.copytree(drafter, best_checkpoint(folder))
     output = file_digest(best_checkpoint(folder) / "model.safetensors")
     made = (Check(name="made", passed=True),)
     write_gate(stage_folder(folder, "train"), Gate.of("train", made, output=output, inputs={}))
     return folder
+
+
+@pytest.fixture(scope="module")
+def work(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return training_of(demo_pair, tmp_path_factory.mktemp("states") / "training", 24)
 
 
 def layers_of(work: Path) -> tuple[int, ...]:
@@ -101,6 +104,20 @@ def test_the_engine_accepts_what_the_states_foretell_to_the_draft(work: Path) ->
             assert answer["counts"][key] == expected["counts"][key]
     text = (work / "evaluate" / "report.txt").read_text()
     assert "offline: the captured states of the held-out samples: evaluate.offline says" in text
+
+
+@pytest.mark.full
+def test_states_in_8_bits_foretell_what_those_in_16_do(demo_pair: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    lengths = {}
+    for dtype in ("bfloat16", "fp8"):
+        sets = (f"capture.dtype={dtype}", "evaluate.prompts=48", "evaluate.largest_gap=0.1")
+        folder = training_of(demo_pair, tmp_path / dtype, 96, *sets)
+        assert evaluate.run(plan_for(layers_of(folder), *sets), folder).passed
+        offline = result(folder)["rows"][0]
+        assert offline["drafts"] > 300
+        lengths[dtype] = offline["length"]
+    assert abs(lengths["fp8"] / lengths["bfloat16"] - 1) <= 0.005, lengths
 
 
 def test_a_target_that_the_engine_does_not_load_is_evaluated_all_the_same(
