@@ -13,6 +13,7 @@ import typer
 
 from harness import parameters
 from harness.cli_engines import engines_app
+from harness.cli_history import register as register_history
 from harness.ending import (
     DEBUG,
     Command,
@@ -45,6 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(engines_app, name="engines")
+register_history(app)
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Engines = Annotated[
