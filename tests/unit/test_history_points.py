@@ -27,7 +27,7 @@ Key = tuple[str, str, str]
 def points(summary: Summary, **changes: Any) -> dict[Key, Point]:
     fields = {"plan": plan(), **changes}
     found = points_of(summary, manifest(summary, **fields))
-    by_key = {(p.variant, p.load, p.metric): p for p in found}
+    by_key: dict[Key, Point] = {(p.variant, p.load, p.metric): p for p in found}
     assert len(by_key) == len(found)
     return by_key
 

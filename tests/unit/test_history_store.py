@@ -10,6 +10,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -231,7 +232,7 @@ def test_every_filter_is_heard(tmp_path: Path) -> None:
     )
     found = open_history(tmp_path)
 
-    def runs(**filters: object) -> set[str]:
+    def runs(**filters: Any) -> set[str]:
         return {p.run_id for p in found.query(**filters)}
 
     assert runs() == {"old", "new", "other"}
