@@ -22,7 +22,9 @@ Harness = Callable[..., Said]
 
 
 @pytest.fixture
-def harness(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def harness(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Harness:
     """Run a command over the test's results: its exit code, standard output and error."""
     monkeypatch.setenv("COLUMNS", "100")
 
