@@ -171,6 +171,25 @@ def test_a_large_index_is_not_written_for_every_run(
     assert index(tmp_path).exists()
 
 
+def test_a_reading_that_is_interrupted_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str]
+) -> None:
+    write_many(tmp_path, 30)
+    right = [p.value for p in open_history(tmp_path).query()]
+    shutil.rmtree(tmp_path / FOLDER)
+    reads.clear()
+
+    def told(done: int, of: int) -> None:
+        if done == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_history(tmp_path, told)
+    assert len(reads) == 12
+    assert [p.value for p in open_history(tmp_path).query()] == right
+    assert len(reads) == len(set(reads)) == 30
+
+
 def test_readers_and_writers_at_once_see_whole_answers(tmp_path: Path) -> None:
     """Processes that index while runs come and go: none fails, and none reads half an index."""
     write_many(tmp_path, 30)
