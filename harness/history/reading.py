@@ -42,12 +42,12 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[Point, ...]
 
 
-def stamps_of(folder: Path, names: tuple[str, ...]) -> Stamps:
+def stamps_of(folder: bytes, names: tuple[str, ...]) -> Stamps:
     """Each file's stamp, None where there is no such file."""
-    return tuple(_stamp(os.path.join(folder, name)) for name in names)
+    return tuple(_stamp(b"%b/%b" % (folder, name.encode())) for name in names)
 
 
-def _stamp(path: str) -> Stamp | None:
+def _stamp(path: bytes) -> Stamp | None:
     try:
         found = os.stat(path)
     except OSError:

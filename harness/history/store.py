@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ class History:
         if most is not None:
             rows = self._newest(rows, most)
         points = [self._table.point(row) for row in rows]
-        return sorted(points, key=lambda p: (p.created, p.run_id))
+        return sorted(points, key=attrgetter("created", "run_id"))
 
     def series(
         self, query: Query | None = None, /, *, most: int | None = None, **filters: Any
