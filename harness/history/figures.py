@@ -50,7 +50,7 @@ class Figure(Record, frozen=True, kw_only=True):
 
 def finite(value: float | None) -> float | None:
     """None for what is no number."""
-    return value if value is not None and math.isfinite(value) else None
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def defined(metric: str, value: float | None) -> Figure:
@@ -247,7 +247,7 @@ def _telemetry(cells: Sequence[CellSummary]) -> Iterator[Figure]:
     told = [(c.repeat, c.telemetry) for c in cells if c.telemetry is not None]
     preempted = [t.preemptions for _, t in told if t.preemptions is not None]
     if preempted:
-        total = sum(preempted)
+        total = float(sum(preempted))
         yield Figure(metric="preemptions", value=total, unit="preemptions", better="lower")
     plain: tuple[tuple[str, str, Better], ...] = (
         ("prefix_hit_rate", "fraction", "higher"),

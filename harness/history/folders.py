@@ -91,6 +91,8 @@ def _entry(
             return
         yield from _folder(root, place, seen, depth)
     except OSError as error:
+        if error.errno == errno.ENOENT and not entry.is_symlink():
+            return  # gone since the folder was listed
         reason = LINKS.get(error.errno or 0) or (error.strerror or "unreadable").lower()
         yield Found(place=place, kind="run", reason=reason)
 
