@@ -46,7 +46,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(engines_app, name="engines")
-register_history(app)
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Engines = Annotated[
@@ -345,6 +344,7 @@ def doctor(
     raise typer.Exit(1 if fails else 0)
 
 
+register_history(app)
 for _command in (*app.registered_commands, *engines_app.registered_commands):
     _command.cls = Command
 

@@ -54,9 +54,13 @@ def finite(value: float | None) -> float | None:
 
 
 def defined(metric: str, value: float | None) -> Figure:
-    """A figure without an interval whose unit and direction `measure.definitions` knows."""
-    known = DEFINITIONS[metric.partition(".")[0]]
-    return Figure(metric=metric, value=finite(value), unit=known.unit, better=known.better)
+    """A figure without an interval, of the unit and direction that `measure.definitions` tells.
+
+    A name that is not defined there, as of another version, has neither.
+    """
+    known = DEFINITIONS.get(metric.partition(".")[0])
+    unit, better = (known.unit, known.better) if known else ("", None)
+    return Figure(metric=metric, value=finite(value), unit=unit, better=better)
 
 
 def cell_figures(cells: Sequence[CellSummary]) -> Iterator[Figure]:

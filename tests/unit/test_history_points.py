@@ -100,6 +100,24 @@ def test_a_figure_that_nobody_knows_is_no_point() -> None:
     assert ("baseline", "c1", "tpot_s.p50") in found
 
 
+def test_cells_of_a_load_in_one_word_are_pooled() -> None:
+    """As a search does, which tries a load again with more requests."""
+    again = msgspec.structs.replace(C1, num_requests=99)
+    cells = [
+        cell("speculative", repeat, load=load, acceptance=acceptance((counted,), drafts=100))
+        for repeat, load, counted in ((0, C1, 10), (1, again, 40))
+    ]
+    length = points(Summary(**fields_of(cells)))["speculative", "c1", "acceptance_length"]
+    assert length.value == pytest.approx(1.25)
+
+
+def test_a_metric_of_another_version_has_no_unit() -> None:
+    found = points(told("r", comparisons=(comparison("newer_s", 1.1, 1.0, 1.2),)))
+    assert (found["ratio", "c1", "newer_s"].value, found["ratio", "c1", "newer_s"].better) == (
+        1.1, None,
+    )  # fmt: skip
+
+
 def test_what_a_start_takes_is_of_no_load() -> None:
     found = points(told("r"))
     start = found["speculative", NO_LOAD, "startup_s"]
