@@ -77,6 +77,9 @@ def read_run(folder: Path) -> tuple[Summary, Manifest, Labels]:
         raise UsageError(f"no {SUMMARY}: not finished; see `python -m harness resume`")
     summary = _named(SUMMARY, read_bytes(folder / SUMMARY), Summary)
     manifest = _named(MANIFEST, read_bytes(folder / MANIFEST), Manifest)
+    if summary.run_id != manifest.run_id:
+        ours, theirs = one_line(summary.run_id, 60), one_line(manifest.run_id, 60)
+        raise UsageError(f"files of two runs: {SUMMARY} is of {ours}, {MANIFEST} of {theirs}")
     return summary, manifest, read_labels(folder)
 
 

@@ -123,6 +123,10 @@ HARMS: dict[str, tuple[Callable[[Path], None], str]] = {
         edited(lambda told: told.update(extra=1)),
         "summary.json: there is no key 'extra'",
     ),
+    "files of two runs": (
+        edited(lambda told: told.update(run_id="other")),
+        f"files of two runs: summary.json is of other, manifest.json of {NAME}",
+    ),
     "later major": (
         edited(lambda told: told.update(schema_version="2.0")),
         "summary.json: written with schema 2.0, of a later harness; this one reads 1.2",
