@@ -13,6 +13,7 @@ import typer
 
 from harness import parameters
 from harness.cli_engines import engines_app
+from harness.cli_history import register as register_history
 from harness.ending import (
     DEBUG,
     Command,
@@ -343,6 +344,7 @@ def doctor(
     raise typer.Exit(1 if fails else 0)
 
 
+register_history(app)
 for _command in (*app.registered_commands, *engines_app.registered_commands):
     _command.cls = Command
 
