@@ -36,7 +36,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "harness.ending": ("engines.base", "drafters.spec", "harness.options", *SHARED),
     "harness.options": SHARED,
-    "harness.plan": ("harness.plan", "engines.base", *SHARED),
+    "harness.plan": ("harness.plan", "engines.base", "engines.secret", *SHARED),
     "harness.load": ("harness.load", "harness.plan.schema", *SHARED),
     "harness.measure": ("harness.measure", "engines.base", *SHARED),
     "harness.analyse": (
@@ -47,7 +47,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "harness.report": (
         *("harness.report", "harness.analyse", "harness.measure.columns"),
         *("harness.measure.metrics", "harness.measure.parquet", "harness.measure.series"),
-        *("harness.measure.hardware", *SHARED),
+        *("harness.measure.hardware", "harness.plan.recorded", *SHARED),
     ),
     "harness.doctoring": (
         *("harness.doctoring", "engines", "drafters", "harness.load.prompts.tokens", *SHARED),

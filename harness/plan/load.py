@@ -14,6 +14,7 @@ import msgspec
 
 from harness.errors import UsageError
 from harness.plan.schema import Plan, Section
+from harness.plan.secret import filled
 from harness.plan.strict import (
     LIST_HINT,
     TABLES_HINT,
@@ -233,7 +234,10 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def build(source: Source, engine: str, sets: list[str]) -> Plan:
-    """The plan of one engine: the profile, its part for that engine, then every `--set`."""
+    """The plan of one engine: the profile, its part for that engine, then every `--set`.
+
+    What a record has left out of them is taken from the environment.
+    """
     check_table(source.table, source.where)
     table = {k: v for k, v in source.table.items() if k != FOR_ENGINE}
     plan = merge(table, source.table.get(FOR_ENGINE, {}).get(engine, {}))
@@ -241,7 +245,7 @@ def build(source: Source, engine: str, sets: list[str]) -> Plan:
     to_plan(plan, source.where)  # blame the file for its own mistakes before --set is laid on
     for item in sets:
         put(plan, *parse_set(item))
-    built = to_plan(plan, "--set" if sets else source.where)
+    built = filled(to_plan(plan, "--set" if sets else source.where))
     check_named(built, engine, source.where)
     load = built.load
     others = (load.concurrency, load.request_rate, load.schedule, load.trace)
