@@ -15,7 +15,6 @@ from drafters.formats import text_config
 from drafters.spec import DrafterError
 from engines.arguments import check_arguments
 from engines.base import EngineUsageError, ServeSpec
-from engines.cache_size import argument
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
 from engines.hardware import Gpu, Gpus, gpus_here
@@ -56,6 +55,7 @@ from harness.prepare import (
     check_asked,
     choose_profile,
     environment_of,
+    own_tokenizer,
     path_of,
     understanding,
 )
@@ -381,11 +381,7 @@ def _engine_says(subject: Subject) -> Iterator[Finding]:
 def check_tokenizer(subject: Subject, target: Path) -> Iterator[Finding]:
     """The target's tokenizer and chat template, unless the plan takes one from elsewhere."""
     plan = subject.plan
-    try:
-        arguments = spec_of(subject).extra_args
-    except (UsageError, EngineUsageError):  # told of the engine already
-        arguments = plan.engine.extra_args
-    given = argument(arguments, "--tokenizer", "--tokenizer-path", "--skip-tokenizer-init")
+    given = own_tokenizer(plan.engine, variants_of(subject))
     if given is not None:
         yield unknown("models", "tokenizer", given, "the engine is given one of its own, which was "
                       "not looked at")  # fmt: skip
