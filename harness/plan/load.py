@@ -64,12 +64,24 @@ def read_profile(name: str) -> Source:
     return Source(name=path.stem, where=str(path), table=table)
 
 
-def read_inherited(path: Path, asked: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_inherited(
+    path: Path,
+    asked: str,
+    above: tuple[Path, ...] = (),
+    known: dict[Path, dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     """A profile's table laid on those that it inherits, the first named lowest.
 
-    `above`: the profiles that led here. Raises `UsageError`, also where they go round in a circle.
+    `above`: the profiles that led here. `known`: what was read already: of profiles that inherit
+    one another by two ways each, the ways double with every level. Raises `UsageError`, also where
+    they go round in a circle.
     """
+    known = {} if known is None else known
     own = read_toml(path, asked)  # first: only what is a file can be resolved
+    # By folder and name: by way of a link the same file inherits from where the link lies.
+    key = path.parent.resolve() / path.name
+    if key in known:
+        return known[key]
     place = path.resolve()
     if place in above:
         circle = " -> ".join(p.stem for p in (*above[above.index(place) :], place))
@@ -83,8 +95,10 @@ def read_inherited(path: Path, asked: str, above: tuple[Path, ...] = ()) -> dict
     table: dict[str, Any] = {}
     for name in names:
         parent = parent_path(name, path)
-        table = merge(table, read_inherited(parent, f"{path}: {INHERITS}", (*above, place)))
-    return merge(table, own)
+        inherited = read_inherited(parent, f"{path}: {INHERITS}", (*above, place), known)
+        table = merge(table, inherited)
+    known[key] = merge(table, own)
+    return known[key]
 
 
 def parent_path(name: str, child: Path) -> Path:
