@@ -11,8 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from drafters.formats import text_config
 from drafters.headers import TensorHeader, read_header
 from drafters.headers import read_json as read_object
+from drafters.reading import wrong_layers
 from drafters.spec import DrafterError
 from engines.base import EngineUsageError
 from engines.checkpoint import read_json
@@ -201,9 +203,10 @@ def check_target(facts: CheckpointFacts, checksums: bool, tell: Tell) -> Iterato
                    "set target.path to the folder of a checkpoint")  # fmt: skip
         return
     try:
-        read_json(folder / "config.json")
+        what = wrong_layers(text_config(read_json(folder / "config.json")))
     except EngineUsageError as error:
         what = str(error).removeprefix(f"{folder / 'config.json'}: ")
+    if what is not None:
         yield fail("checkpoint", "config", str(folder / "config.json"), what)
     yield from check_whole(facts, "target.path")
     if facts.sums and checksums:

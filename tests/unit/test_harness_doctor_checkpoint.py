@@ -97,6 +97,17 @@ def test_an_index_may_name_anything(sharded: Path, name: str) -> None:
     assert msgspec.json.encode(found) and found.what.isprintable()
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_config_of_no_layers_is_told(sharded: Path, nested: bool) -> None:
+    for layers, said in ((-61, ["config"]), (0, ["config"]), (61, [])):
+        sizes = {"num_hidden_layers": layers}
+        config = {"text_config": sizes} if nested else sizes
+        (sharded / "config.json").write_text(json.dumps(config))
+        found = list(check_target(read_checkpoint(sharded), False, QUIET))
+        assert codes(found, "fail") == said
+        assert all(f"is {layers}:" in f.what for f in found if f.code == "config")
+
+
 def test_a_name_that_no_json_can_hold_is_told_without(sharded: Path) -> None:
     placed = {"\ud800": "model-1-of-2.safetensors"}
     (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
