@@ -364,6 +364,12 @@ def check_checkpoint(folder: Path, key: str) -> None:
             names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise UsageError(f"{index}: not an index of weights: {error}") from None
+        others = sorted(name for name in names if not name.endswith(".safetensors"))
+        if others:
+            raise UsageError(
+                f"{index}: names {one_line(others[0], 80)!r}, which is no .safetensors file; fetch "
+                "it again"
+            )
         missing = sorted(name for name in names if not (folder / name).is_file())
         if missing:
             raise UsageError(

@@ -22,6 +22,8 @@ from harness.doctoring.finding import Finding, fail, gib, ok, unknown, warn
 from harness.doctoring.telling import Tell
 
 INDEX = "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+"""Of every file that the index may name."""
 SUMMED_UNASKED = 256 * 2**20
 """Checksums of so many bytes in all are verified without being asked for."""
 _POINTER = b"version https://git-lfs"
@@ -116,6 +118,8 @@ def read_index(index: Path) -> tuple[dict[str, str], int | None, str | None]:
         named = isinstance(name, str) and bool(name) and name.isprintable()
         if not named or ".." in name or name.startswith("/"):
             return {}, None, f"it names {name!r}, which is no file of this folder"
+        if not name.endswith(SUFFIX):
+            return {}, None, f"it names {name!r}, which is no {SUFFIX} file"
     metadata = raw.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     return placed, total if type(total) is int else None, None
