@@ -180,6 +180,13 @@ def known_secrets(
     return sorted(found | {value for value in told if _telling(value, LEAST_FOUND)})
 
 
+def without_values(text: str, values: Iterable[str]) -> str:
+    """A text of somebody else's, a server's answer say, each of the values in it hidden."""
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, HIDDEN) if _telling(value, LEAST_GIVEN) else text
+    return text
+
+
 def _telling(value: str, least: int) -> bool:
     common = value == HIDDEN or value.lower() in _NO_SECRETS
     is_path = os.path.isabs(value) and os.path.exists(value)

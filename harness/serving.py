@@ -287,6 +287,7 @@ def asking(adapter: Adapter, url: str, model: str, plan: Plan, *, speculative: b
         retries=plan.load.retries,
         new_connections=plan.load.new_connections,
         client=plan.client,
+        secrets=tuple(secrets_of(plan)),
     )
 
 

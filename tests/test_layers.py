@@ -37,7 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "harness.ending": ("engines.base", "drafters.spec", "harness.options", *SHARED),
     "harness.options": SHARED,
     "harness.plan": ("harness.plan", "engines.base", "engines.secret", *SHARED),
-    "harness.load": ("harness.load", "harness.plan.schema", *SHARED),
+    "harness.load": ("harness.load", "harness.plan.schema", "engines.secret", *SHARED),
     "harness.measure": ("harness.measure", "engines.base", *SHARED),
     "harness.analyse": (
         *("harness.analyse", "harness.measure.columns", "harness.measure.metrics"),
