@@ -144,16 +144,6 @@ def _swapped(name: str, value: str, swap: Swap) -> str:
     return value if not value or _REFERENCE.fullmatch(value) else swap(name, value)
 
 
-def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables, the values of secrets hidden: another key makes no other samples."""
-    return in_variables(variables, hide)
-
-
-def args_without_secrets(args: Sequence[str]) -> list[str]:
-    """Command line arguments, the values of secrets hidden."""
-    return in_args(args, hide)
-
-
 def command_without_secrets(words: Sequence[str]) -> tuple[str, ...]:
     """A whole command, the values of secrets hidden."""
     return in_command(words, hide)
