@@ -79,8 +79,8 @@ LABEL org.opencontainers.image.title="spec-harness with vLLM" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN .venv/bin/python -m harness engines install vllm
 HEALTHCHECK --interval=30s --timeout=10s --start-period=45m --retries=3 \
-    CMD ["python3", "-c", \
-         "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=8)"]
+    CMD ["python3", "-c", "import os, urllib.request as r; \
+r.urlopen('http://127.0.0.1:' + (os.environ.get('PORT') or '8000') + '/health', timeout=8)"]
 
 # ---- SGLang -----------------------------------------------------------------------------------
 FROM cuda AS sglang
@@ -88,8 +88,8 @@ LABEL org.opencontainers.image.title="spec-harness with SGLang" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN .venv/bin/python -m harness engines install sglang
 HEALTHCHECK --interval=30s --timeout=10s --start-period=45m --retries=3 \
-    CMD ["python3", "-c", \
-         "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=8)"]
+    CMD ["python3", "-c", "import os, urllib.request as r; \
+r.urlopen('http://127.0.0.1:' + (os.environ.get('PORT') or '8000') + '/health', timeout=8)"]
 
 # ---- SGLang's kernels for 12.0a, from a source tree given as a build context --------------------
 # Replaced by --build-context sgl-kernel-source=PATH; empty otherwise, which the build says.

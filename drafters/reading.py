@@ -115,7 +115,17 @@ def read_target(path: Path) -> Target:
         rope_of(text)
     except (TypeError, ValueError) as error:
         raise DrafterError(f"{path / 'config.json'}: its rope cannot be read: {error}") from None
+    if (wrong := wrong_layers(text)) is not None:
+        raise DrafterError(f"{path / 'config.json'}: {wrong}")
     return Target(path=path, config=text, architecture=str(first))
+
+
+def wrong_layers(config: Mapping[str, Any]) -> str | None:
+    """What is wrong with a model's number of layers; None where it is right, or not said."""
+    layers = config.get("num_hidden_layers")
+    if type(layers) is int and layers < 1:
+        return f"num_hidden_layers is {layers}: a model has one layer or more; fetch it again"
+    return None
 
 
 def read_folder(

@@ -25,8 +25,13 @@ _NEEDS_STDIN = {
     "kubectl": ("exec", "run"),
     "oc": ("exec", "run"),
 }
-_BEFORE_SSH = ("ssh", "sshpass")
-"""What a prefix begins with whose words after it a shell elsewhere reads."""
+_SSH = ("ssh", "sshpass")
+"""Whose words a shell elsewhere reads."""
+_STARTERS = (
+    *("env", "nice", "ionice", "chrt", "taskset", "numactl", "nohup", "setsid", "stdbuf"),
+    *("time", "timeout", "sudo", "doas"),
+)
+"""Programs of this machine that start the rest of their words as they stand."""
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 
 
@@ -45,7 +50,8 @@ def check_prefix(prefix: Sequence[str]) -> None:
                 "harness does"
             )
     if "ssh" in names:
-        cutting = next((word for word in prefix if word in ("-n", "-f", "-fN", "-tt", "-t")), None)
+        own = prefix[names.index("ssh") + 1 :]  # before it there may be `nice -n 5`
+        cutting = next((word for word in own if word in ("-n", "-f", "-fN", "-tt", "-t")), None)
         if cutting is not None:
             raise EngineUsageError(
                 f"engine.command_prefix: ssh {cutting} does not pass standard input on, and "
@@ -61,6 +67,15 @@ def _interactive(prefix: Sequence[str]) -> bool:
         or (word.startswith("-") and not word.startswith("--") and "i" in word[1:])
         for word in prefix
     )
+
+
+def _reaches_a_shell(prefix: Sequence[str]) -> bool:
+    """Whether ssh is what the command is handed to, as the first program or behind starters."""
+    names = [Path(word).name for word in prefix]
+    if names[0] not in (*_SSH, *_STARTERS):
+        return False
+    first = next((name for name in names if name in (*_SSH, *ELSEWHERE)), None)
+    return first in _SSH
 
 
 def through(
@@ -81,6 +96,6 @@ def through(
     if any(COMMAND in word for word in prefix):
         quoted = shlex.join(command)
         return tuple(word.replace(COMMAND, quoted) for word in prefix)
-    if Path(prefix[0]).name in _BEFORE_SSH:
+    if _reaches_a_shell(prefix):
         return (*prefix, shlex.join(command))
     return (*prefix, *command)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.client
+import json
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,8 +37,9 @@ from engines.ledger import PhaseLedger
 from engines.oom import killed_since, oom_kills
 from engines.phases import LogFollower, PhaseTracker, read_log, weights_size, with_weights
 from engines.prefix import is_elsewhere, through
-from engines.secret import command_without_secrets
+from engines.secret import HIDDEN, as_written, command_without_secrets, known_secrets
 from engines.signatures import cause_of, relevant_lines
+from engines.supervise import HIDE
 
 SERVING = "serving"
 POLL_S = 0.1
@@ -95,7 +97,8 @@ class EngineProcess:
     """Starts what `adapter.launch(spec, workdir)` says and owns it until `stop()`.
 
     `on_phase(phase, elapsed_s)` is called when a phase begins and at least every five seconds
-    while waiting, `elapsed_s` counted from the launch. The engine's output goes to `log_path`.
+    while waiting, `elapsed_s` counted from the launch. The engine's output goes to `log_path`, with
+    a mark in the place of secrets: `secrets`, and what `engines.secret.known_secrets` finds.
     A start in which nothing happens any more is dissected and ended; `patience` multiplies how
     long that may last (`engines.activity`), 0 waits for the deadline alone.
     """
@@ -110,12 +113,14 @@ class EngineProcess:
         deadline_s: float,
         patience: float = 1.0,
         on_phase: Callable[[str, float], None] | None = None,
+        secrets: Collection[str] = (),
     ) -> None:
         self.adapter = adapter
         self.spec = spec
         self.workdir = workdir
         self.log_path = log_path
         self.deadline_s = deadline_s
+        self._secrets = secrets
         # Behind another program nothing would be seen of what the engine does.
         self._watch = StallWatch(0.0 if is_elsewhere(spec.command_prefix) else patience)
         self.argv: tuple[str, ...] = ()
@@ -174,7 +179,10 @@ class EngineProcess:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         launch = self.adapter.launch(self.spec, self.workdir)
         # For records alone: what is started keeps its keys.
-        self.argv = command_without_secrets((*self.spec.command_prefix, *launch.argv))
+        whole = (*self.spec.command_prefix, *launch.argv)
+        self.argv = command_without_secrets(whole)
+        known = known_secrets(whole, launch.env, self._secrets)
+        hiding = {HIDE: json.dumps({"mark": HIDDEN, "values": as_written(known)})} if known else {}
         self._kills = oom_kills()
         supervisor = str(Path(__file__).with_name("supervise.py"))
         how, started = [f"{GRACE_S:g}"], launch.argv
@@ -193,7 +201,7 @@ class EngineProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, **ENVIRONMENT, **launch.env, MARKER: self._marker},
+                env={**os.environ, **ENVIRONMENT, **launch.env, MARKER: self._marker, **hiding},
                 cwd=launch.cwd or self.workdir,
                 start_new_session=True,
             )

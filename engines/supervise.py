@@ -8,9 +8,10 @@ and reaped; the same happens when the engine itself ends. Descendants are found 
 process tree: as a child subreaper this process inherits every orphan of the engine, also those
 that went into a session of their own.
 
-The engine's output goes to standard error, which is the log. On standard output the engine's
-exit code (128 plus the signal that ended it) is written the moment it is known, before what the
-engine left behind is cleared away.
+The engine's output goes to standard error, which is the log; with `HIDE` in the environment it
+comes by way of this process, which puts a mark in the place of secrets before they reach the disk.
+On standard output the engine's exit code (128 plus the signal that ended it) is written the moment
+it is known, before what the engine left behind is cleared away.
 
 Where the command is a program that starts the engine elsewhere (`engines.prefix`), this process
 runs twice. The outer one keeps the program's standard input open, and its closing is how the
@@ -31,7 +32,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
+HIDE = "SPEC_HARNESS_HIDE"
+"""The variable with `{"mark": …, "values": […]}` as JSON; the engine does not get it."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 1.0
@@ -39,6 +43,84 @@ TICK_S = 1.0
 OUTER, INNER = "--outer", "--inner"
 KILL_WAIT_S = 10.0
 """How long a killed process may take to go; one stuck in the kernel is reported, not awaited."""
+
+READ_BYTES, MOST_READS = 1 << 16, 16
+"""Of the engine's output at once: more than a pipe holds, and never without end."""
+BOUNDED_BELOW = 8
+"""Bytes of a value that is hidden even within a word; a shorter one only where it stands alone."""
+CUT_SHOWN = 4
+"""Fewer bytes of a secret than this are shown where the output ends within it."""
+
+
+class Redactor:
+    """Puts `mark` in the place of each of `values` in a stream, wherever the stream is cut."""
+
+    def __init__(self, values: Sequence[bytes], mark: bytes) -> None:
+        import re  # a start without secrets does not need it
+
+        self.mark = mark
+        self.values = sorted(values, key=len, reverse=True)
+        word = rb"[0-9A-Za-z_]"
+        self._pattern = re.compile(
+            b"|".join(
+                re.escape(v)
+                if len(v) >= BOUNDED_BELOW
+                else b"(?<!%s)%s(?!%s)" % (word, re.escape(v), word)
+                for v in self.values
+            )
+        )
+        self._rest = b""
+        self._seen = 0  # bytes of the rest that have been given out: what stands before the next
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be shown by now; what may be the beginning of a secret waits for its end."""
+        text = self._rest + data
+        shown, end = self._shown(text, len(text) - self._held(text[self._seen :]))
+        self._seen = min(end, 1)
+        self._rest = text[end - self._seen :]
+        return shown
+
+    def end(self) -> bytes:
+        """What still waited, as the output has ended. A secret that was cut off is not shown."""
+        text, held = self._rest, self._held(self._rest[self._seen :])
+        cut = len(text) - held if held >= CUT_SHOWN else len(text)
+        shown, end = self._shown(text, cut)
+        self._rest, self._seen = b"", 0
+        return shown + self.mark if end < len(text) else shown
+
+    def _shown(self, text: bytes, cut: int) -> tuple[bytes, int]:
+        """`text` as far as `cut`, or as the secret that begins before it; and where that is."""
+        shown, at = b"", self._seen
+        for found in self._pattern.finditer(text, self._seen):
+            if found.start() >= cut:
+                break
+            shown += text[at : found.start()] + self.mark
+            at = found.end()
+        end = max(cut, at)
+        return shown + text[at:end], end
+
+    def _held(self, text: bytes) -> int:
+        """The length of the longest end of `text` that may become a secret."""
+        longest = 0
+        for value in self.values:
+            # A short value is known only by what comes after it.
+            most = len(value) - (len(value) >= BOUNDED_BELOW)
+            for n in range(min(most, len(text)), longest, -1):
+                if text.endswith(value[:n]):
+                    longest = n
+                    break
+        return longest
+
+
+def _redactor() -> Redactor | None:
+    """What the environment asks to hide; it is taken out of it."""
+    told = os.environ.pop(HIDE, None)
+    if told is None:
+        return None
+    import json
+
+    asked = json.loads(told)
+    return Redactor([os.fsencode(v) for v in asked["values"]], asked["mark"].encode())
 
 
 def _prctl(option: int, value: int) -> None:
@@ -96,6 +178,8 @@ class Supervisor:
         self.child = 0
         self.child_status: int | None = None
         self.stop_asked = False
+        self.redactor = _redactor()
+        self.said: int | None = None  # the end of the pipe that the engine writes into
 
     def run(self) -> int:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -107,8 +191,10 @@ class Supervisor:
             return 127
         self._watch(wakeup)
         if self.child_status is not None:
+            self._drain()  # who hears of the end looks for the last words
             self._report()
         self._end_all()
+        self._drain()
         return self._code()
 
     def _code(self) -> int:
@@ -137,16 +223,43 @@ class Supervisor:
         self.stop_asked = True
 
     def _spawn(self) -> int:
+        log = 2
+        if self.redactor is not None:
+            self.said, log = os.pipe()
+            os.set_blocking(self.said, False)
         # A group of its own: a Ctrl-C in the terminal must not reach the engine before its turn.
         # The parent-death signal covers the one case left, this process being killed itself.
         self.process = subprocess.Popen(
             self.command,
             stdin=subprocess.PIPE if self.role == OUTER else subprocess.DEVNULL,
-            stdout=2,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
             preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
         )
+        if log != 2:
+            os.close(log)
         return self.process.pid
+
+    def _pump(self) -> None:
+        """What the engine has said meanwhile, into the log."""
+        for _ in range(MOST_READS):
+            if self.redactor is None or self.said is None:
+                return
+            try:
+                data = os.read(self.said, READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                os.close(self.said)
+                self.said = None
+            _log(self.redactor.feed(data))
+
+    def _drain(self) -> None:
+        """`_pump`, and what was held back."""
+        self._pump()
+        if self.redactor is not None:
+            _log(self.redactor.end())
 
     def _reap(self) -> None:
         while True:
@@ -162,9 +275,11 @@ class Supervisor:
     def _watch(self, wakeup: int) -> None:
         """Return when the engine has ended, or the harness is gone, or a stop was asked for."""
         while True:
-            ready, _, _ = select.select([0, wakeup], [], [], TICK_S)
+            heard = [0, wakeup] if self.said is None else [0, wakeup, self.said]
+            ready, _, _ = select.select(heard, [], [], TICK_S)
             if wakeup in ready:
                 os.read(wakeup, 4096)
+            self._pump()
             self._reap()
             harness_gone = (0 in ready and not os.read(0, 4096)) or os.getppid() != self.parent
             if self.child_status is not None or self.stop_asked or harness_gone:
@@ -183,6 +298,7 @@ class Supervisor:
             self._ask_to_end()
         rest_asked = killing = False
         while True:
+            self._pump()
             self._reap()
             left = descendants(os.getpid())
             elapsed = time.monotonic() - start
@@ -200,6 +316,13 @@ class Supervisor:
                 rest_asked = True
                 send(left, signal.SIGTERM)
             time.sleep(0.02)
+
+
+def _log(data: bytes) -> None:
+    """Write all of it; a log that cannot be written must not end the engine."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(2, data) :]
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from harness.measure.slo import Slo, slo_of, uncounted
 from harness.measure.store import RunFolder, read_json, to_json, write_atomic
 from harness.plan.expand import cell_id, load_points
 from harness.plan.schema import as_dict
+from harness.plan.secret import hidden
 from harness.prepare import Prepared, Request
 from harness.progress import Progress
 from harness.records import VARIANTS, Cell, LoadPoint, Manifest, Variant
@@ -123,7 +124,8 @@ def resume(path: Path, progress: Progress, *, anyway: bool = False) -> Outcome[S
     request = request_in(folder, manifest)
     prepared = _prepare(request)
     for engine in prepared:
-        if to_json(as_dict(engine.plan)) != to_json(manifest.plan["engines"].get(engine.name)):
+        now, then = as_dict(engine.plan), manifest.plan["engines"].get(engine.name, {})
+        if to_json(hidden(now)) != to_json(hidden(then)):
             raise UsageError(
                 f"{folder.path / 'manifest.json'}: the plan of {engine.name} has changed since; "
                 "start anew"

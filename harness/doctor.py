@@ -15,10 +15,10 @@ from drafters.formats import text_config
 from drafters.spec import DrafterError
 from engines.arguments import check_arguments
 from engines.base import EngineUsageError, ServeSpec
-from engines.cache_size import argument
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
 from engines.hardware import Gpu, Gpus, gpus_here
+from engines.secret import command_without_secrets
 from engines.vllm import CPU_KV_CACHE_GIB
 from harness.doctoring import software
 from harness.doctoring.checkpoint import (
@@ -55,11 +55,12 @@ from harness.prepare import (
     check_asked,
     choose_profile,
     environment_of,
+    own_tokenizer,
     path_of,
     understanding,
 )
 from harness.prepare import check_tokenizer as has_tokenizer
-from harness.records import VARIANTS
+from harness.records import VARIANTS, Variant
 
 UNMADE_BYTES = 2**30
 """Room for the demo pair and the caches that an engine compiles into."""
@@ -176,8 +177,11 @@ def _demo_pair(plan: Plan) -> Path | None:
     return find(*configs(plan.demo.target, plan.demo.drafter))
 
 
-def spec_of(subject: Subject) -> ServeSpec:
-    """What the engine would be asked to serve. Raises `UsageError` or `EngineUsageError`."""
+def spec_of(subject: Subject, variant: Variant | None = None) -> ServeSpec:
+    """What the engine would be asked to serve; of the variants by default the one that needs more.
+
+    Raises `UsageError` or `EngineUsageError`.
+    """
     prepared = Prepared(
         name=subject.engine,
         adapter=adapter_named(subject.engine),
@@ -189,13 +193,19 @@ def spec_of(subject: Subject) -> ServeSpec:
         prompts=[],
         cells=[],
     )
-    return prepared.spec("speculative" if subject.drafter else "baseline")
+    return prepared.spec(variant or variants_of(subject)[-1])
+
+
+def variants_of(subject: Subject) -> tuple[Variant, ...]:
+    """Those that would be started."""
+    return VARIANTS if subject.drafter else ("baseline",)
 
 
 def _elsewhere(plan: Plan) -> Iterator[Finding]:
     """What is looked at is this machine, wherever the plan starts its engine."""
     if plan.engine.command_prefix:
-        program = one_line(shlex.join(plan.engine.command_prefix), 120)
+        shown = command_without_secrets(plan.engine.command_prefix)
+        program = one_line(shlex.join(shown), 120)
         yield unknown("host", "elsewhere", "engine.command_prefix", f"the engine is started by "
                       f"`{program}`; what is told here is of this machine and environment",
                       "where that is another one, run the doctor there")  # fmt: skip
@@ -353,25 +363,25 @@ def _flags(subject: Subject) -> Iterator[Finding]:
 
 
 def _engine_says(subject: Subject) -> Iterator[Finding]:
-    """What the engine's own adapter has against the plan."""
+    """What the engine's own adapter has against the plan, said once for both variants."""
     assert subject.target is not None
-    try:
-        with understanding(subject.target):
-            adapter_named(subject.engine).check(spec_of(subject))
-    except (UsageError, EngineUsageError) as error:
-        yield fail("engine", "plan", subject.engine, str(error))
-    else:
+    said: dict[str, None] = {}
+    for variant in variants_of(subject):
+        try:
+            with understanding(subject.target):
+                adapter_named(subject.engine).check(spec_of(subject, variant))
+        except (UsageError, EngineUsageError) as error:
+            said[str(error)] = None
+    for text in said:
+        yield fail("engine", "plan", subject.engine, text)
+    if not said:
         yield ok("engine", "plan", subject.engine, "it can be asked to serve this plan")
 
 
 def check_tokenizer(subject: Subject, target: Path) -> Iterator[Finding]:
     """The target's tokenizer and chat template, unless the plan takes one from elsewhere."""
     plan = subject.plan
-    try:
-        arguments = spec_of(subject).extra_args
-    except (UsageError, EngineUsageError):  # told of the engine already
-        arguments = plan.engine.extra_args
-    given = argument(arguments, "--tokenizer", "--tokenizer-path", "--skip-tokenizer-init")
+    given = own_tokenizer(plan.engine, variants_of(subject))
     if given is not None:
         yield unknown("models", "tokenizer", given, "the engine is given one of its own, which was "
                       "not looked at")  # fmt: skip

@@ -37,7 +37,7 @@ from harness.load.streaming.client import check_prompts
 from harness.load.streaming.pool import check_client
 from harness.plan.expand import expand, load_points
 from harness.plan.load import build, set_to_none
-from harness.plan.schema import Plan
+from harness.plan.schema import EngineSection, Plan
 from harness.plan.serve import flag_arguments, most_sequences, serve_spec
 from harness.records import VARIANTS, Cell, Variant
 
@@ -51,6 +51,8 @@ TOKENIZER_FILES = (
     *("tekken.json", "vocab.json", "vocab.txt"),
 )
 """Any one of these may be what an engine makes its tokenizer of; a GGUF file holds its own."""
+OWN_TOKENIZER = ("--tokenizer", "--tokenizer-path", "--skip-tokenizer-init")
+"""Engines' arguments with which the target's tokenizer is not read."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +147,7 @@ def prepare(request: Request, name: str) -> Prepared:
     for key, path in (("target.path", plan.target.path), ("drafter.path", plan.drafter.path)):
         if path is not None:
             check_checkpoint(path_of(path), key)
-    if plan.target.path is not None and not _own_tokenizer(plan.engine.extra_args):
+    if plan.target.path is not None and own_tokenizer(plan.engine, variants) is None:
         check_tokenizer(path_of(plan.target.path))
     if "speculative" in variants and plan.target.path and not plan.drafter.path:
         raise UsageError(
@@ -362,6 +364,12 @@ def check_checkpoint(folder: Path, key: str) -> None:
             names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise UsageError(f"{index}: not an index of weights: {error}") from None
+        others = sorted(name for name in names if not name.endswith(".safetensors"))
+        if others:
+            raise UsageError(
+                f"{index}: names {one_line(others[0], 80)!r}, which is no .safetensors file; fetch "
+                "it again"
+            )
         missing = sorted(name for name in names if not (folder / name).is_file())
         if missing:
             raise UsageError(
@@ -386,9 +394,21 @@ def check_tokenizer(folder: Path) -> None:
     )
 
 
-def _own_tokenizer(extra_args: Sequence[str]) -> bool:
-    """Whether the plan hands the engine a tokenizer from elsewhere, or tells it to go without."""
-    return any(arg.startswith(("--tokenizer", "--skip-tokenizer")) for arg in extra_args)
+def own_tokenizer(engine: EngineSection, variants: Sequence[Variant]) -> str | None:
+    """The argument by which each variant is given a tokenizer from elsewhere, or is to have none.
+
+    None where one of them is left with the target's own.
+    """
+    given = [
+        next((word for word in arguments if _names_tokenizer(word)), None)
+        for variant in variants
+        for arguments in [(*flag_arguments(engine.flags, variant), *engine.extra_args)]
+    ]
+    return None if None in given else given[0]
+
+
+def _names_tokenizer(word: str) -> bool:
+    return word.partition("=")[0].replace("_", "-") in OWN_TOKENIZER
 
 
 @contextmanager

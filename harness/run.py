@@ -31,6 +31,7 @@ from harness.measure.store import RunFolder, to_json
 from harness.measure.table import RequestTable
 from harness.pace import announced
 from harness.plan.expand import launches_of
+from harness.plan.recorded import recorded_command, recorded_plan
 from harness.plan.schema import as_dict
 from harness.precision import by_engine, check_precision, further, grow, grown
 from harness.prepare import Prepared, Request
@@ -298,7 +299,7 @@ def begin(request: Request, prepared: list[Prepared], made: Made | None = None) 
         schema_version=SCHEMA_VERSION,
         run_id=run_id,
         created=now.isoformat(timespec="seconds"),
-        command=request.command,
+        command=recorded_command(request.command),
         plan=plan_of(request, prepared),
         clock_anchor=clock_anchor(),
         cells=tuple(c for p in prepared for c in p.cells),
@@ -314,13 +315,18 @@ def begin(request: Request, prepared: list[Prepared], made: Made | None = None) 
 
 
 def plan_of(request: Request, prepared: list[Prepared]) -> dict[str, Any]:
-    """What was asked for, what is served, and each engine's whole plan, for the manifest."""
+    """What was asked for, what is served, and each engine's whole plan, for the manifest.
+
+    Secrets are left out.
+    """
     asked = msgspec.structs.replace(request, out=Path())
-    return {
-        "request": msgspec.to_builtins(asked, enc_hook=str),
-        "models": {p.name: p.models() for p in prepared},
-        "engines": {p.name: as_dict(p.plan) for p in prepared},
-    }
+    return recorded_plan(
+        {
+            "request": msgspec.to_builtins(asked, enc_hook=str),
+            "models": {p.name: p.models() for p in prepared},
+            "engines": {p.name: as_dict(p.plan) for p in prepared},
+        }
+    )
 
 
 def tell_plan(prepared: list[Prepared], folder: RunFolder, progress: Progress) -> None:
@@ -367,7 +373,7 @@ def resume(path: Path, progress: Progress, *, anyway: bool = False) -> Outcome[S
     request = request_in(folder, manifest)
     prepared = [grown(p, manifest) for p in prepare_all(request)]
     cells = [c for p in prepared for c in p.cells]
-    now, then = plan_of(request, prepared), manifest.plan
+    now, then = plan_of(request, prepared), recorded_plan(manifest.plan)
     if cells != by_engine(manifest.cells, prepared) or to_json(now) != to_json(then):
         changed = [key for key in now if to_json(now[key]) != to_json(then.get(key))]
         raise UsageError(

@@ -28,6 +28,7 @@ from harness.measure.metrics import from_histogram
 from harness.measure.replicas import ReplicaReader
 from harness.measure.store import to_json, write_atomic
 from harness.plan.schema import ClientSection, Length, Plan
+from harness.plan.secret import secrets_of
 from harness.plan.serve import served_name
 from harness.prepare import Prepared, api_key
 from harness.progress import Progress
@@ -180,6 +181,7 @@ def serving(
         deadline_s=prepared.plan.engine.startup_deadline_s,
         patience=prepared.plan.engine.stall_patience,
         on_phase=on_phase,
+        secrets=[*secrets_of(prepared.plan), api_key(prepared.plan) or ""],
     ) as process:
         try:
             process.start()
@@ -285,6 +287,7 @@ def asking(adapter: Adapter, url: str, model: str, plan: Plan, *, speculative: b
         retries=plan.load.retries,
         new_connections=plan.load.new_connections,
         client=plan.client,
+        secrets=tuple(secrets_of(plan)),
     )
 
 

@@ -31,6 +31,7 @@ from harness.load.interrupt import signal_of
 from harness.measure.store import RunFolder, check_version, read_json, to_json, write_atomic
 from harness.plan.axes import CHOICE, POINTS, Step, axes_of, settings_of, steps_of
 from harness.plan.expand import launches_of
+from harness.plan.recorded import recorded_plan, recorded_request, recorded_set
 from harness.plan.schema import as_dict
 from harness.prepare import Prepared, Request
 from harness.progress import Progress
@@ -80,7 +81,7 @@ def sweep(request: Request, over: Sequence[str], progress: Progress) -> Outcome[
     told = Sweep(
         schema_version=SCHEMA_VERSION,
         sweep_id=sweep_id,
-        request=msgspec.to_builtins(request, enc_hook=str),
+        request=recorded_request(msgspec.to_builtins(request, enc_hook=str)),
         axes=axes,
         settings=tuple(p.setting for p in parts),
     )
@@ -101,7 +102,8 @@ def resume(path: Path, progress: Progress, *, anyway: bool = False) -> Outcome[S
     parts = _parts(request, told.axes)
     for part in parts:
         manifest = RunFolder(folder / part.setting.run).manifest()
-        same = to_json(plan_of(part.request, part.prepared)) == to_json(manifest.plan)
+        then = recorded_plan(manifest.plan)
+        same = to_json(plan_of(part.request, part.prepared)) == to_json(then)
         if part.setting not in told.settings or not same or _cells(part) != manifest.cells:
             raise UsageError(
                 f"{folder / part.setting.run}: what it was run with has changed since; start a new "
@@ -151,6 +153,13 @@ def _check_swept(request: Request, axes: Sequence[Axis]) -> None:
         key = item.partition("=")[0].strip()
         if any(axis.key == key for axis in axes):
             raise UsageError(f"--set {item}: {key} is swept with --over; leave one of the two out")
+    for axis in axes:
+        items = [f"{axis.key}={value}" for value in axis.values]
+        if any(recorded_set(item) != item for item in items):
+            raise UsageError(
+                f"--over {axis.key}: holds a secret, which no record of a sweep may; give it with "
+                "--set"
+            )
 
 
 def _check_plans(parts: Sequence[Part], axes: Sequence[Axis]) -> None:

@@ -37,8 +37,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "harness.ending": ("engines.base", "drafters.spec", "harness.options", *SHARED),
     "harness.options": SHARED,
-    "harness.plan": ("harness.plan", "engines.base", *SHARED),
-    "harness.load": ("harness.load", "harness.plan.schema", *SHARED),
+    "harness.plan": ("harness.plan", "engines.base", "engines.secret", *SHARED),
+    "harness.load": ("harness.load", "harness.plan.schema", "engines.secret", *SHARED),
     "harness.measure": ("harness.measure", "engines.base", *SHARED),
     "harness.analyse": (
         *("harness.analyse", "harness.measure.columns", "harness.measure.metrics"),
@@ -48,7 +48,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "harness.report": (
         *("harness.report", "harness.analyse", "harness.measure.columns"),
         *("harness.measure.metrics", "harness.measure.parquet", "harness.measure.series"),
-        *("harness.measure.hardware", *SHARED),
+        *("harness.measure.hardware", "harness.plan.recorded", *SHARED),
     ),
     "harness.history": (
         *("harness.history", "harness.analyse", "harness.measure", "harness.plan.points"),

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from drafters.formats import text_config
 from drafters.headers import TensorHeader, read_header
 from drafters.headers import read_json as read_object
+from drafters.reading import wrong_layers
 from drafters.spec import DrafterError
 from engines.base import EngineUsageError
 from engines.checkpoint import read_json
@@ -20,6 +22,8 @@ from harness.doctoring.finding import Finding, fail, gib, ok, unknown, warn
 from harness.doctoring.telling import Tell
 
 INDEX = "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+"""Of every file that the index may name."""
 SUMMED_UNASKED = 256 * 2**20
 """Checksums of so many bytes in all are verified without being asked for."""
 _POINTER = b"version https://git-lfs"
@@ -114,6 +118,8 @@ def read_index(index: Path) -> tuple[dict[str, str], int | None, str | None]:
         named = isinstance(name, str) and bool(name) and name.isprintable()
         if not named or ".." in name or name.startswith("/"):
             return {}, None, f"it names {name!r}, which is no file of this folder"
+        if not name.endswith(SUFFIX):
+            return {}, None, f"it names {name!r}, which is no {SUFFIX} file"
     metadata = raw.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     return placed, total if type(total) is int else None, None
@@ -201,9 +207,10 @@ def check_target(facts: CheckpointFacts, checksums: bool, tell: Tell) -> Iterato
                    "set target.path to the folder of a checkpoint")  # fmt: skip
         return
     try:
-        read_json(folder / "config.json")
+        what = wrong_layers(text_config(read_json(folder / "config.json")))
     except EngineUsageError as error:
         what = str(error).removeprefix(f"{folder / 'config.json'}: ")
+    if what is not None:
         yield fail("checkpoint", "config", str(folder / "config.json"), what)
     yield from check_whole(facts, "target.path")
     if facts.sums and checksums:

@@ -14,6 +14,7 @@ import msgspec
 
 from harness.errors import UsageError
 from harness.plan.schema import Plan, Section
+from harness.plan.secret import filled
 from harness.plan.strict import (
     LIST_HINT,
     TABLES_HINT,
@@ -63,12 +64,24 @@ def read_profile(name: str) -> Source:
     return Source(name=path.stem, where=str(path), table=table)
 
 
-def read_inherited(path: Path, asked: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_inherited(
+    path: Path,
+    asked: str,
+    above: tuple[Path, ...] = (),
+    known: dict[Path, dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     """A profile's table laid on those that it inherits, the first named lowest.
 
-    `above`: the profiles that led here. Raises `UsageError`, also where they go round in a circle.
+    `above`: the profiles that led here. `known`: what was read already: of profiles that inherit
+    one another by two ways each, the ways double with every level. Raises `UsageError`, also where
+    they go round in a circle.
     """
+    known = {} if known is None else known
     own = read_toml(path, asked)  # first: only what is a file can be resolved
+    # By folder and name: by way of a link the same file inherits from where the link lies.
+    key = path.parent.resolve() / path.name
+    if key in known:
+        return known[key]
     place = path.resolve()
     if place in above:
         circle = " -> ".join(p.stem for p in (*above[above.index(place) :], place))
@@ -82,8 +95,10 @@ def read_inherited(path: Path, asked: str, above: tuple[Path, ...] = ()) -> dict
     table: dict[str, Any] = {}
     for name in names:
         parent = parent_path(name, path)
-        table = merge(table, read_inherited(parent, f"{path}: {INHERITS}", (*above, place)))
-    return merge(table, own)
+        inherited = read_inherited(parent, f"{path}: {INHERITS}", (*above, place), known)
+        table = merge(table, inherited)
+    known[key] = merge(table, own)
+    return known[key]
 
 
 def parent_path(name: str, child: Path) -> Path:
@@ -233,7 +248,10 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def build(source: Source, engine: str, sets: list[str]) -> Plan:
-    """The plan of one engine: the profile, its part for that engine, then every `--set`."""
+    """The plan of one engine: the profile, its part for that engine, then every `--set`.
+
+    What a record has left out of them is taken from the environment.
+    """
     check_table(source.table, source.where)
     table = {k: v for k, v in source.table.items() if k != FOR_ENGINE}
     plan = merge(table, source.table.get(FOR_ENGINE, {}).get(engine, {}))
@@ -241,7 +259,7 @@ def build(source: Source, engine: str, sets: list[str]) -> Plan:
     to_plan(plan, source.where)  # blame the file for its own mistakes before --set is laid on
     for item in sets:
         put(plan, *parse_set(item))
-    built = to_plan(plan, "--set" if sets else source.where)
+    built = filled(to_plan(plan, "--set" if sets else source.where))
     check_named(built, engine, source.where)
     load = built.load
     others = (load.concurrency, load.request_rate, load.schedule, load.trace)

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from harness.plan.recorded import recorded_command, recorded_plan
 from harness.records import LaunchRecord, Manifest
 from harness.report import words
 
@@ -27,7 +28,7 @@ def repeat_of(manifest: Manifest, launches: tuple[LaunchRecord, ...]) -> Repeat:
     """What the page tells of a run's manifest and its starts."""
     dirty = {True: ", with uncommitted changes", False: "", None: ""}[manifest.git_dirty]
     return Repeat(
-        command=words.one_line(shlex.join(manifest.command), 4000),
+        command=words.one_line(shlex.join(recorded_command(manifest.command)), 4000),
         facts=[
             ("run", words.one_line(manifest.run_id)),
             ("made", words.one_line(manifest.created)),
@@ -36,7 +37,7 @@ def repeat_of(manifest: Manifest, launches: tuple[LaunchRecord, ...]) -> Repeat:
             ("cells, in order", words.count(len(manifest.cells))),
         ],
         engines=_engine_commands(launches),
-        plan=json.dumps(manifest.plan, indent=2, ensure_ascii=False, default=str),
+        plan=json.dumps(recorded_plan(manifest.plan), indent=2, ensure_ascii=False, default=str),
         environment=_flat(manifest.environment),
         versions=_flat(manifest.versions),
     )

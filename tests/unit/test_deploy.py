@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,45 @@ def test_every_image_is_pinned_ends_as_a_user_and_says_whether_it_is_well() -> N
         assert base == "scratch" or base in known
     for name in re.findall(r"engines install (\S+)", text):
         assert name in RECIPES
+
+
+def health_command(stage: str) -> list[str]:
+    """As docker reads it: lines that end with a backslash are joined."""
+    text = stages()[stage].replace("\\\n", "")
+    (words,) = re.findall(r"^HEALTHCHECK .*?CMD (\[.*\])$", text, re.M)
+    command: list[str] = json.loads(words)
+    return [sys.executable, *command[1:]]
+
+
+class Well(http.server.BaseHTTPRequestHandler):
+    """Answers that it is well, to whom asks for that."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("stage", ["vllm", "sglang"])
+def test_an_engines_image_is_asked_where_it_serves(stage: str) -> None:
+    here = {name: value for name, value in os.environ.items() if name != "PORT"}
+
+    def asked(**more: str) -> tuple[int, str]:
+        ran = subprocess.run(
+            health_command(stage), env={**here, **more}, capture_output=True, text=True
+        )
+        return ran.returncode, ran.stderr
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Well) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        assert asked(PORT=str(port)) == (0, "")
+        server.shutdown()
+    code, said = asked(PORT=str(port))
+    assert code != 0 and "refused" in said
+    assert "or '8000'" in health_command(stage)[-1]
 
 
 def copied() -> set[str]:

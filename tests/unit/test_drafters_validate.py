@@ -225,6 +225,14 @@ def test_a_planted_config_is_told(
     assert all(f.remedy or f.severity == "note" for f in found if f.code == code), found
 
 
+@pytest.mark.parametrize("layers", [-3, 0])
+def test_a_target_of_no_layers_is_refused(layers: int, drafter: Path, target: Path) -> None:
+    edit(target, num_hidden_layers=layers)
+    with pytest.raises(DrafterError, match=f"num_hidden_layers is {layers}") as refused:
+        validate(drafter, target)
+    assert str(target / "config.json") in str(refused.value)
+
+
 def test_ids_counted_otherwise_are_seen_by_the_range(drafter: Path, target: Path) -> None:
     """Trained on the last layers: as outputs these ids would go past the end."""
     edit(drafter, eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 4, LAYERS]})

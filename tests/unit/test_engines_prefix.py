@@ -178,6 +178,7 @@ def test_a_prefix_that_is_not_there_is_told(make: Any) -> None:
         (("kubectl", "exec", "pod", "--"), "kubectl needs -i"),
         (("ssh", "-n", "host"), "ssh -n"),
         (("srun", "--input=none"), "srun --input=none"),
+        (("nice", "-n", "5", "ssh", "-n", "host"), "ssh -n"),
     ],
 )
 def test_a_prefix_that_cuts_standard_input_is_refused(prefix: tuple[str, ...], said: str) -> None:
@@ -193,6 +194,8 @@ def test_a_prefix_that_cuts_standard_input_is_refused(prefix: tuple[str, ...], s
         ("kubectl", "exec", "-i", "pod", "--"),
         ("ssh", "-p", "22", "host"),
         ("srun", "--nodes=1"),
+        ("nice", "-n", "5", "ssh", "host"),
+        ("sshpass", "-f", "/secret", "ssh", "host"),
     ],
 )
 def test_programs_that_run_it_elsewhere_are_known(prefix: tuple[str, ...]) -> None:
@@ -212,3 +215,28 @@ def test_what_ssh_hands_to_a_shell_comes_out_as_it_went_in(words: list[str]) -> 
     assert through(("srun",), launch, grace_s=5.0, env={"M": "$x"}) == ("srun", *command)
     by_password = ("sshpass", "-e", "/usr/bin/ssh", "host")
     assert through(by_password, launch, grace_s=5.0, env={"M": "$x"}) == (*by_password, told)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "quoted"),
+    [
+        (("env", "SSH_AUTH_SOCK=/s", "ssh", "host"), True),
+        (("nice", "-n", "5", "/usr/bin/ssh", "-p", "22", "host"), True),
+        (("/usr/bin/env", "A=1", "ionice", "-c3", "sshpass", "-e", "ssh", "host"), True),
+        (("sudo", "-u", "bench", "ssh", "host"), True),
+        (("env", "A=1", "numactl", "-N0"), False),
+        (("nice", "docker", "run", "-i", "--name", "ssh", "image"), False),
+        (("srun", "--job-name", "ssh"), False),
+        (("kubectl", "exec", "-i", "ssh", "--"), False),
+    ],
+)
+def test_ssh_behind_what_merely_starts_it_reads_its_words_by_a_shell_too(
+    prefix: tuple[str, ...], quoted: bool
+) -> None:
+    launch = Launch(argv=("/x/bin/python3", "a b", "$HOME"), env={"A": "1 2"})
+    told = through(prefix, launch, grace_s=5.0, env={})
+    assert told[: len(prefix)] == prefix
+    rest = told[len(prefix) :]
+    words = shlex.split(rest[0]) if quoted else list(rest)
+    assert words[:2] == ["env", "A=1 2"]
+    assert words[-3:] == ["/x/bin/python3", "a b", "$HOME"]

@@ -267,12 +267,33 @@ def test_the_arguments_are_looked_at_without_the_environment(
     assert "environment" in codes(found, "fail")
 
 
+@pytest.mark.parametrize("variant", ["baseline", "speculative"])
+def test_the_engine_is_asked_of_both_variants(tmp_path: Path, variant: str) -> None:
+    target = target_folder(tmp_path / "target", weights=True, intermediate_size=64)
+    drafter = folder_of(plain_spec(), tmp_path / "drafter", embedding=False)
+    sets = (f"target.path={target}", f"drafter.path={drafter}", "engine.max_model_len=16")
+    flag = f'engine.flags.--no-such={{why="w", variant="{variant}"}}'
+    both = 'engine.flags.--nowhere={why="w"}'
+    for more, wrong in (((), []), ((flag,), ["--no-such"]), ((both,), ["--nowhere"])):
+        subject = subject_of(Request(sets=(*sets, *more), out=tmp_path))
+        found = [f for f in check_engine(subject, Gpus(), (), QUIET) if f.code == "plan"]
+        assert [f.severity for f in found] == (["fail"] if wrong else ["ok"])
+        assert all(flag in only(found).what for flag in wrong)
+
+
 def test_a_program_that_starts_the_engine_is_told(tmp_path: Path) -> None:
     sets = (f"target.path={tmp_path}", 'engine.command_prefix=["ssh", "gpu-box"]')
     for request, said in ((Request(sets=sets), ["elsewhere"]), (Request(sets=sets[:1]), [])):
         told = doctor(msgspec.structs.replace(request, out=tmp_path), QUIET).findings
         assert [f.code for f in told if f.where == "engine.command_prefix"] == said
         assert all("ssh gpu-box" in f.what for f in told if f.code == "elsewhere")
+
+
+def test_the_doctor_tells_no_secret_of_the_program(tmp_path: Path) -> None:
+    sets = (f"target.path={tmp_path}", "engine.command_prefix=env,HF_TOKEN=s3cret,ssh,gpu-box")
+    told = doctor(Request(sets=sets, out=tmp_path), QUIET)
+    assert "s3cret" not in msgspec.json.encode(told).decode()
+    assert "HF_TOKEN" in only([f for f in told.findings if f.code == "elsewhere"]).what
 
 
 def test_a_missing_environment_fails(tmp_path: Path, monkeypatch: Any) -> None:

@@ -23,7 +23,9 @@ from harness.doctoring.checkpoint import (
 )
 from harness.doctoring.finding import Finding
 from harness.doctoring.machine import MachineFacts
+from harness.errors import UsageError
 from harness.plan.load import build, read_profile
+from harness.prepare import check_checkpoint
 
 
 @pytest.fixture
@@ -95,6 +97,31 @@ def test_an_index_may_name_anything(sharded: Path, name: str) -> None:
     found = only(whole(sharded))
     assert found.severity == "fail"
     assert msgspec.json.encode(found) and found.what.isprintable()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model-1-of-2.bin", "tokenizer.json", "weights"])
+def test_an_index_that_names_other_files_is_not_whole(sharded: Path, name: str) -> None:
+    index = sharded / "model.safetensors.index.json"
+    (sharded / name).write_bytes(b"{}")
+    (sharded / "config.json").write_text("{}")
+    placed = json.loads(index.read_text())["weight_map"] | {"w3": name}
+    index.write_text(json.dumps({"weight_map": placed}))
+    found = whole(sharded)
+    assert codes(found, "fail") == ["index"] and not codes(found, "ok")
+    assert f"'{name}', which is no .safetensors file" in found[0].what
+    with pytest.raises(UsageError, match=rf"names '{name}', which is no \.safetensors file"):
+        check_checkpoint(sharded, "target.path")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_config_of_no_layers_is_told(sharded: Path, nested: bool) -> None:
+    for layers, said in ((-61, ["config"]), (0, ["config"]), (61, [])):
+        sizes = {"num_hidden_layers": layers}
+        config = {"text_config": sizes} if nested else sizes
+        (sharded / "config.json").write_text(json.dumps(config))
+        found = list(check_target(read_checkpoint(sharded), False, QUIET))
+        assert codes(found, "fail") == said
+        assert all(f"is {layers}:" in f.what for f in found if f.code == "config")
 
 
 def test_a_name_that_no_json_can_hold_is_told_without(sharded: Path) -> None:

@@ -111,6 +111,15 @@ def test_each_answer_can_be_had_as_it_comes_with_its_first_payload() -> None:
     asyncio.run(go())
 
 
+def test_an_error_that_repeats_a_secret_is_recorded_without() -> None:
+    said = json.dumps({"error": {"message": "no such key: s3cret-key (of s3cret-header)"}})
+    more = {"api_key": "s3cret-key", "secrets": ("Bearer s3cret-header", "s3cret-header")}
+    (record,), _ = ask(lambda n, body: [whole("401 No", said)], **more)
+    assert record.status == "failed"
+    assert record.error is not None and "no such key: (not written down) (of" in record.error
+    assert "s3cret" not in record.error
+
+
 def test_counts_come_from_continuous_usage_without_ids() -> None:
     chunks = [
         token(None, "a", **usage(5, 1)),

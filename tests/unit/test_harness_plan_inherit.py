@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
+from harness.plan import load
 from harness.plan.load import PROFILES, build, merge, profile_names, read_profile, read_toml
 from harness.plan.schema import Flag, Plan
 from harness.plan.serve import flag_arguments, serve_spec
@@ -78,6 +79,38 @@ def test_one_parent_by_two_ways_is_no_circle(tmp_path: Path) -> None:
         child='inherits = ["left.toml", "right.toml"]',
     )
     assert plan_of(tmp_path, "child").speculative.k == 5
+
+
+def test_ways_that_double_with_every_level_are_not_all_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = 24  # 2 ** 24 ways
+    write(tmp_path, l0="[speculative]\nk = 5", r0="[load]\nwarmup_requests = 0")
+    for i in range(1, levels):
+        both = f'inherits = ["l{i - 1}.toml", "r{i - 1}.toml"]\n'
+        write(tmp_path, **{f"l{i}": both, f"r{i}": both + f"[speculative]\nk = {i}"})
+    read: list[str] = []
+    real = load.read_toml
+
+    def counted(path: Path, asked: str) -> dict[str, Any]:
+        read.append(path.stem)
+        return real(path, asked)
+
+    monkeypatch.setattr(load, "read_toml", counted)
+    plan = plan_of(tmp_path, f"l{levels - 1}")
+    assert (plan.speculative.k, plan.load.warmup_requests) == (levels - 2, 0)
+    assert len(set(read)) == 2 * levels - 1
+    assert len(read) < 4 * levels
+
+
+def test_a_linked_profile_inherits_from_where_the_link_lies(tmp_path: Path) -> None:
+    for name, k in (("a", 2), ("b", 4)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, base=f"[speculative]\nk = {k}")
+    write(tmp_path / "a", child='inherits = "base.toml"')
+    (tmp_path / "b" / "child.toml").symlink_to(tmp_path / "a" / "child.toml")
+    write(tmp_path, both='inherits = ["a/child.toml", "b/child.toml"]')
+    assert plan_of(tmp_path, "both").speculative.k == 4
 
 
 @pytest.mark.parametrize(

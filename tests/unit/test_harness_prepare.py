@@ -11,6 +11,7 @@ from tiny_tokenizers import save
 
 from engines.catalog import adapter
 from harness.errors import UsageError
+from harness.plan.load import build, read_profile
 from harness.plan.schema import (
     CompareSection,
     EngineSection,
@@ -19,7 +20,8 @@ from harness.plan.schema import (
     TargetSection,
     WorkloadSection,
 )
-from harness.prepare import Prepared, Request, prepare, prompts_for
+from harness.prepare import Prepared, Request, own_tokenizer, prepare, prompts_for
+from harness.records import VARIANTS
 
 
 def test_the_baseline_knows_the_drafter_it_is_compared_with(tmp_path: Path) -> None:
@@ -97,3 +99,31 @@ def test_a_mistake_is_told_before_the_demo_pair_is_made(
     monkeypatch.setattr("harness.prepare.demo_pair", lambda plan: pytest.fail("made the pair"))
     with pytest.raises(UsageError, match=needle):
         prepare(Request(sets=sets), "reference")
+
+
+@pytest.mark.parametrize(
+    ("sets", "own"),
+    [
+        ((), False),
+        (("engine.extra_args=--tokenizer,/elsewhere",), True),
+        (("engine.extra_args=--tokenizer=/elsewhere",), True),
+        (("engine.extra_args=--seed,3,--skip-tokenizer-init",), True),
+        (("engine.flags.--tokenizer-path={value='/elsewhere', why='w'}",), True),
+        (("engine.flags.--skip_tokenizer_init={why='w'}",), True),
+        (("engine.flags.--tokenizer={value=false, why='w'}",), False),
+        (("engine.flags.--tokenizer={value='/x', why='w', variant='speculative'}",), False),
+        (("engine.extra_args=--tokenizer-mode,slow",), False),
+    ],
+)
+def test_a_tokenizer_from_elsewhere_is_seen_wherever_the_plan_says_it(
+    sets: tuple[str, ...], own: bool
+) -> None:
+    engine = build(read_profile("demo"), "vllm", list(sets)).engine
+    assert (own_tokenizer(engine, VARIANTS) is not None) is own
+
+
+def test_a_tokenizer_given_to_one_variant_is_enough_where_it_runs_alone() -> None:
+    flag = "engine.flags.--tokenizer={value='/x', why='w', variant='baseline'}"
+    engine = build(read_profile("demo"), "vllm", [flag]).engine
+    assert own_tokenizer(engine, ("baseline",)) == "--tokenizer"
+    assert own_tokenizer(engine, ("speculative",)) is None

@@ -14,6 +14,7 @@ from training_samples import FORGETFUL, TEMPLATE, target
 from training_server import by_ids, in_words, prompts, running, said
 
 from engines.base import EngineFailed, EngineUsageError
+from engines.secret import HIDDEN
 from harness.errors import GateFailed, UsageError
 from training.folders import stage_folder
 from training.gate import Gate
@@ -343,7 +344,10 @@ def test_a_plan_that_gave_no_sample_yet_may_change(case: Case) -> None:
 def test_secrets_are_not_written_down_and_another_key_changes_nothing(case: Case) -> None:
     def asked(key: str) -> tuple[str, ...]:
         argument = f'engine.extra_args=["--api-key", "{key}", "--max-tokens", "7"]'
-        return f"engine.extra_env.HF_TOKEN={key}", "engine.extra_env.TOKENIZERS=2", argument
+        prefix = f'engine.command_prefix=["env", "A_KEY={key}"]'
+        table = f"engine.env.B_TOKEN={{value = '{key}', why = 'w'}}"
+        told = f"engine.extra_env.HF_TOKEN={key}", "engine.extra_env.TOKENIZERS=2", argument
+        return (*told, prefix, table)
 
     with running(lambda number, body: by_ids(case.text, said(body))) as (url, seen):
         case.run(url, *asked("hush-hush"))
@@ -356,6 +360,18 @@ def test_secrets_are_not_written_down_and_another_key_changes_nothing(case: Case
         "--max-tokens",
         "7",
     ]
+    assert engine["command_prefix"][0] == "env" and engine["env"]["B_TOKEN"]["why"] == "w"
+
+
+def test_a_folder_with_a_key_in_it_can_still_be_gone_on_with(case: Case) -> None:
+    prefix = 'engine.command_prefix=["env", "A_KEY=hush-hush"]'
+    with running(lambda number, body: by_ids(case.text, said(body))) as (url, seen):
+        case.run(url, prefix)
+        record = case.folder / "made_from.json"
+        record.write_text(record.read_text().replace(HIDDEN, "hush-hush"))
+        assert "hush-hush" in record.read_text()
+        case.run(url, prefix)
+    assert len(_bodies(seen.bodies)) == COUNT
 
 
 def test_samples_that_changed_since_their_gate_are_made_anew(

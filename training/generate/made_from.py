@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from harness.plan.secret import hidden
 from training.files import read_record, write_record
 from training.kept import differences
 from training.targets import target_digest
@@ -51,7 +52,8 @@ def changes(before: MadeFrom, now: MadeFrom) -> list[str]:
     before, now = (
         msgspec.json.decode(msgspec.json.encode(one), type=MadeFrom) for one in (before, now)
     )
-    found = list(differences(before.plan, now.plan))
+    # What was written before all secrets were hidden is taken as it would be now.
+    found = list(differences(hidden(before.plan), now.plan))
     if before.prompts != now.prompts and not found:
         found.append("the prompts of workload.dataset are others")
     for part in sorted({*before.target, *now.target}):

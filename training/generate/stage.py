@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from engines.base import EngineUsageError
-from engines.secret import args_without_secrets, without_secrets
 from harness.errors import UsageError
 from harness.load.prompts.datasets import load_prompts
 from harness.load.prompts.prompt import Prompt
 from harness.load.streaming.client import check_prompts
+from harness.plan.secret import hidden
 from training.files import file_digest, locked, write_record
 from training.folders import Stage, stage_folder
 from training.gate import GATE, Gate, check_line, read_gate, require, write_gate
@@ -119,8 +119,6 @@ def made_from(plan: TrainingPlan, target: Path, prompts: Sequence[Prompt]) -> Ma
     for key in ("port", "max_num_seqs", "kv_cache_gib", "threads", "startup_deadline_s"):
         engine.pop(key)
     engine.pop("api_key_env")
-    engine["extra_env"] = without_secrets(engine["extra_env"])
-    engine["extra_args"] = args_without_secrets(engine["extra_args"])
     sections: dict[str, Any] = {
         "seed": plan.seed,
         "generate": {
@@ -133,7 +131,7 @@ def made_from(plan: TrainingPlan, target: Path, prompts: Sequence[Prompt]) -> Ma
         "sampling": msgspec.to_builtins(plan.sampling),
     }
     return MadeFrom(
-        plan=sections,
+        plan=hidden(sections),  # another key makes no other samples
         prompts=hashlib.sha256(msgspec.json.encode(list(prompts))).hexdigest(),
         target=target_identity(target),
     )

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from engines.secret import without_values
 from harness.errors import UsageError
 from harness.load.prompts.datasets import Prompt, is_correct
 from harness.load.streaming.answer import Answer, AnswerReader, payloads_of
@@ -33,6 +34,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     `url` may be several, joined by commas: replicas that requests go to in turn, by their index.
     `extra` holds the engine's own request fields. `ignore_eos` is a field that vLLM, SGLang and the
     reference engine know alike. `retries`, `new_connections`: see `plan.schema.LoadSection`.
+    `secrets`: what a record shows nothing of, beside the key, though a server may repeat it.
     """
 
     url: str
@@ -48,6 +50,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 0
     new_connections: bool = False
     client: ClientSection = ClientSection()
+    secrets: tuple[str, ...] = ()
 
 
 def check_prompts(endpoint: str, prompts: Sequence[Prompt]) -> None:
@@ -194,7 +197,9 @@ class Client:
         exchange: Exchange,
         tries: int,
     ) -> RequestRecord:
-        ok = answer.error is None
+        ok, error = answer.error is None, answer.error
+        if error is not None:
+            error = without_values(error, (*self._asking.secrets, self._asking.api_key or ""))
         return RequestRecord(
             cell_id=self._cell_id,
             index=index,
@@ -206,7 +211,7 @@ class Client:
             chunk_tokens=answer.chunk_tokens,
             end_ns=exchange.end_ns if exchange.end_ns is not None else perf_counter_ns(),
             status="ok" if ok else "failed",
-            error=answer.error,
+            error=error,
             http_status=answer.http_status,
             prompt_tokens=answer.prompt_tokens,
             output_tokens=answer.output_tokens,
