@@ -13,6 +13,7 @@ import typer
 
 from harness import parameters
 from harness.cli_engines import engines_app
+from harness.cli_exchange import register as register_exchange
 from harness.ending import (
     DEBUG,
     Command,
@@ -342,6 +343,8 @@ def doctor(
     sys.stdout.flush()
     raise typer.Exit(1 if fails else 0)
 
+
+register_exchange(app)
 
 for _command in (*app.registered_commands, *engines_app.registered_commands):
     _command.cls = Command

@@ -21,6 +21,7 @@ STORIES = (
     *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
     *("telemetry", "sampler"),
 )
+COMMAND_LINE = ("cli", "cli_engines", "cli_exchange", "__main__")
 SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
 
@@ -43,6 +44,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("harness.analyse", "harness.measure.columns", "harness.measure.metrics"),
         *("harness.measure.slo", "harness.measure.steady", "harness.measure.table"),
         *("harness.measure.series", "harness.measure.hardware", *SHARED),
+    ),
+    "harness.exchange": (
+        *("harness.exchange", "harness.history", "harness.measure.definitions"),
+        *("harness.measure.store", *SHARED),
     ),
     "harness.report": (
         *("harness.report", "harness.analyse", "harness.measure.columns"),
@@ -90,7 +95,7 @@ def fits(name: str, prefixes: tuple[str, ...]) -> bool:
 
 def knows_every_stage(module: str) -> bool:
     """The command line and the stories, by their whole names: `harness.run`, not `x.y.run`."""
-    return module in {f"harness.{name}" for name in (*STORIES, "cli", "cli_engines", "__main__")}
+    return module in {f"harness.{name}" for name in (*STORIES, *COMMAND_LINE)}
 
 
 def allowed(module: str) -> tuple[str, ...]:
