@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from harness.errors import UsageError
-from harness.exchange.llmd import Group, Lengths, file_name, reports, to_llmd
+from harness.exchange.llmd import Group, Known, file_name, group_of, reports, to_llmd
 from harness.exchange.openmetrics import to_openmetrics
+from harness.exchange.records import Import
 from harness.exchange.tables import to_csv, to_parquet, to_points_json
 from harness.findings import CellSummary
 from harness.history.folders import Found, find
@@ -19,7 +20,7 @@ from harness.history.query import Query
 from harness.history.reading import IMPORT, read_points, read_run
 from harness.history.records import Point
 from harness.history.store import open_history
-from harness.measure.store import MANIFEST, SUMMARY, to_json, write_atomic
+from harness.measure.store import MANIFEST, SUMMARY, read_json, to_json, write_atomic
 from harness.records import Record
 
 Format = Literal["csv", "parquet", "json", "llm-d", "openmetrics"]
@@ -156,33 +157,40 @@ def _check_file(out: Path) -> None:
 
 
 def _reports(chosen: Chosen) -> dict[Group, dict[str, object]]:
-    lengths: dict[Group, Lengths] = {}
+    known: dict[Group, Known] = {}
     for folder in chosen.folders:
-        if not (folder / IMPORT).is_file():
-            lengths |= _lengths(folder)
-    made = reports(chosen.points, lengths)
+        known |= _of_import(folder) if (folder / IMPORT).is_file() else _of_run(folder)
+    made = reports(chosen.points, known)
     if not made:
         raise UsageError("llm-d: none of the points is a latency, a rate or a count of requests")
     return made
 
 
-def _lengths(folder: Path) -> dict[Group, Lengths]:
-    """Mean tokens of a request for each of a run's engines, variants and loads."""
-    try:
-        summary, _, _ = read_run(folder)
-    except UsageError:
-        return {}  # its points came from somewhere else, such as the index
+def _of_import(folder: Path) -> dict[Group, Known]:
+    record = read_json(folder / IMPORT, Import)
+    return {group_of(p): Known(tool_version=record.tool_version) for p in record.points}
+
+
+def _of_run(folder: Path) -> dict[Group, Known]:
+    """Of each of a run's engines, variants and loads."""
+    summary, manifest, _ = read_run(folder)
     cells: dict[Group, list[CellSummary]] = defaultdict(list)
     for cell in summary.cells:
         group = summary.run_id, cell.engine, cell.variant, cell.workload, load_text(cell.load)
         cells[group].append(cell)
-    return {group: _means(own) for group, own in cells.items()}
+    version = manifest.versions.get("spec-harness")
+    return {
+        group: Known(
+            prompt=_mean(own, "prompt_tokens"),
+            output=_mean(own, "output_tokens"),
+            tool_version=version,
+        )
+        for group, own in cells.items()
+    }
 
 
-def _means(cells: Sequence[CellSummary]) -> Lengths:
-    def mean(name: str) -> float | None:
-        told = [(getattr(m, name), m.requests_ok) for c in cells if (m := c.metrics) is not None]
-        total = sum(n for tokens, n in told if tokens is not None)
-        return sum(t for t, _ in told if t is not None) / total if total else None
-
-    return Lengths(prompt=mean("prompt_tokens"), output=mean("output_tokens"))
+def _mean(cells: Sequence[CellSummary], name: str) -> float | None:
+    """Tokens of a whole answer, over the cells that know them."""
+    told = [(getattr(m, name), m.requests_ok) for c in cells if (m := c.metrics) is not None]
+    requests = sum(n for tokens, n in told if tokens is not None)
+    return sum(tokens for tokens, _ in told if tokens is not None) / requests if requests else None

@@ -65,6 +65,12 @@ def inside(value: Any, *path: str | int) -> Any:
     return value
 
 
+def listed(value: Any, *path: str | int) -> list[Any]:
+    """The list at `path`; empty where there is none."""
+    found = inside(value, *path)
+    return found if isinstance(found, list) else []
+
+
 def scaled(value: Any, factor: float) -> float | None:
     """A number times `factor`."""
     found = number(value)

@@ -36,15 +36,16 @@ Group = tuple[str, str, str, str, str]
 """run_id, engine, variant, workload, load."""
 
 
-class Lengths(Record, frozen=True, kw_only=True):
-    """Mean tokens of a request, as the run's summary tells them."""
+class Known(Record, frozen=True, kw_only=True):
+    """What a run's folder tells beside its points: mean tokens of a request, its tool's version."""
 
     prompt: float | None = None
     output: float | None = None
+    tool_version: str | None = None
 
 
 def reports(
-    points: Iterable[Point], lengths: Mapping[Group, Lengths] | None = None
+    points: Iterable[Point], known: Mapping[Group, Known] | None = None
 ) -> dict[Group, dict[str, Any]]:
     """Every report that there is something to say in."""
     groups: dict[Group, dict[str, Point]] = {}
@@ -53,10 +54,10 @@ def reports(
             groups.setdefault(group_of(point), {})[point.metric] = point
     made: dict[Group, dict[str, Any]] = {}
     for group, own in groups.items():
-        known = _lengths(own, (lengths or {}).get(group, Lengths()))
-        aggregate = _aggregate(own, known)
+        told = _completed((known or {}).get(group, Known()), own)
+        aggregate = _aggregate(own, told)
         if aggregate:
-            made[group] = _report(group, own, aggregate, known)
+            made[group] = _report(group, own, aggregate, told)
     return made
 
 
@@ -77,7 +78,7 @@ def _digest(value: Any) -> str:
 
 
 def _report(
-    group: Group, own: Mapping[str, Point], aggregate: Mapping[str, Any], lengths: Lengths
+    group: Group, own: Mapping[str, Point], aggregate: Mapping[str, Any], known: Known
 ) -> dict[str, Any]:
     point = next(iter(own.values()))
     run_id, engine, variant, workload, load = group
@@ -85,7 +86,7 @@ def _report(
     if (seconds := _value(own, "duration_s")) is not None:
         time["duration"] = f"PT{seconds:f}S"
     scenario: dict[str, Any] = {"stack": [_component(point)]}
-    told = _load(point, lengths.prompt)
+    told = _load(point, known)
     if told is not None:
         scenario["load"] = told
     return {
@@ -127,15 +128,15 @@ def _component(point: Point) -> dict[str, Any]:
     }
 
 
-def _load(point: Point, prompt: float | None) -> dict[str, Any] | None:
+def _load(point: Point, known: Known) -> dict[str, Any] | None:
     """The workload; None where its prompts' length, which the schema demands, is not known."""
-    if prompt is None:
+    if known.prompt is None:
         return None
     standardized: dict[str, Any] = {
         "tool": "spec-harness" if point.source == "run" else point.source.removeprefix("import:"),
-        "tool_version": UNKNOWN,
+        "tool_version": known.tool_version or UNKNOWN,
         "source": "random" if point.workload == "random" else "unknown",
-        "input_seq_len": {"distribution": "other", "value": prompt},
+        "input_seq_len": {"distribution": "other", "value": known.prompt},
     }
     if closed := re.fullmatch(r"c(\d+)(-.*)?", point.load):
         standardized["concurrency"] = int(closed[1])
@@ -151,7 +152,7 @@ def _load(point: Point, prompt: float | None) -> dict[str, Any] | None:
     }
 
 
-def _aggregate(own: Mapping[str, Point], lengths: Lengths) -> dict[str, Any]:
+def _aggregate(own: Mapping[str, Point], known: Known) -> dict[str, Any]:
     latency = {
         name: statistics
         for metric, (name, unit) in LATENCIES.items()
@@ -162,7 +163,7 @@ def _aggregate(own: Mapping[str, Point], lengths: Lengths) -> dict[str, Any]:
         for metric, (name, unit) in RATES.items()
         if (value := _value(own, metric)) is not None
     }
-    found = {"requests": _requests(own, lengths), "latency": latency, "throughput": throughput}
+    found = {"requests": _requests(own, known), "latency": latency, "throughput": throughput}
     return {name: told for name, told in found.items() if told}
 
 
@@ -174,28 +175,30 @@ def _statistics(own: Mapping[str, Point], metric: str, unit: str) -> dict[str, A
     return {"units": unit, **{part: v for part, v in parts.items() if v is not None}}
 
 
-def _requests(own: Mapping[str, Point], lengths: Lengths) -> dict[str, Any]:
+def _requests(own: Mapping[str, Point], known: Known) -> dict[str, Any]:
     """Counts; nothing without the total, which the schema demands."""
     share = own.get("requests_failed_share")
     if share is None or share.value is None or share.n is None:
         return {}
     told: dict[str, Any] = {"total": share.n, "failures": round(share.value * share.n)}
-    for name, mean in (("input_length", lengths.prompt), ("output_length", lengths.output)):
+    for name, mean in (("input_length", known.prompt), ("output_length", known.output)):
         if mean is not None:
             told[name] = {"units": "count", "mean": mean}
     return told
 
 
-def _lengths(own: Mapping[str, Point], told: Lengths) -> Lengths:
-    """Means that are told, else the totals over the whole answers."""
+def _completed(known: Known, own: Mapping[str, Point]) -> Known:
+    """With mean lengths from the totals over the whole answers, where they are not told."""
     answered = _value(own, "requests_ok")
 
-    def mean(known: float | None, metric: str) -> float | None:
+    def mean(told: float | None, metric: str) -> float | None:
         total = _value(own, metric)
-        return total / answered if known is None and total is not None and answered else known
+        return total / answered if told is None and total is not None and answered else told
 
-    return Lengths(
-        prompt=mean(told.prompt, "prompt_tokens"), output=mean(told.output, "output_tokens")
+    return msgspec.structs.replace(
+        known,
+        prompt=mean(known.prompt, "prompt_tokens"),
+        output=mean(known.output, "output_tokens"),
     )
 
 

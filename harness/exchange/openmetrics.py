@@ -22,7 +22,7 @@ UNITS: dict[str, tuple[tuple[str, ...], str]] = {
     "requests/s": (("_per_s",), "requests_per_second"),
     "fraction": (("_share",), "ratio"),
     "bytes": (("_bytes",), "bytes"),
-    "J/token": ((), "joules_per_token"),
+    "J/token": ((), ""),  # joules_per_output_token says it
     "W": (("_w",), "watts"),
     "MHz": (("_mhz",), "megahertz"),
     "degrees C": (("_c",), "celsius"),
@@ -40,9 +40,9 @@ class Name(NamedTuple):
     unit: str | None
     part: str | None
 
-    def family(self, infix: str = "") -> str:
-        """The name of the family of gauges."""
-        words = [PREFIX, self.stem, infix, self.unit or ""]
+    def family(self, bound: str = "") -> str:
+        """The name of the family of gauges; `bound`: of an end of its interval."""
+        words = [PREFIX, bound, self.stem, self.unit or ""]
         return "_".join(word for word in words if word)
 
 
@@ -68,9 +68,9 @@ def to_openmetrics(points: Sequence[Point], *, timestamps: bool = False) -> byte
         if point.value is None or point.void:
             continue
         name, labels, at = name_of(point), _labels(point), _seconds(point.created)
-        for infix, value in (("", point.value), *_interval(point)):
-            told = f"{point.metric.partition('.')[0]}{_TOLD[infix]}"
-            add(name.family(infix), name.unit, told, Sample(labels, value, at))
+        for bound, value in (("", point.value), *_interval(point)):
+            told = f"{point.metric.partition('.')[0]}{_TOLD[bound]}"
+            add(name.family(bound), name.unit, told, Sample(labels, value, at))
     for labels, at in _runs(points):
         told = "when the run of the newest points was measured"
         add(f"{PREFIX}_run_created_seconds", "seconds", told, Sample(labels, at, at))
@@ -103,13 +103,12 @@ def name_of(point: Point) -> Name:
     ends, unit = UNITS.get(point.unit, ((), _clean(point.unit)))
     stem = _without(_clean(base), ends)
     first, _, rest = unit.partition("_")
-    if stem == first or stem.endswith(f"_{first}"):
+    if first and (stem == first or stem.endswith(f"_{first}")):
         # output_tokens in tokens/s is output_tokens_per_second, and no word twice.
         kept = stem.removesuffix(first).removesuffix("_")
         return Name(kept, unit, part)
-    if not rest and first in stem.split("_"):
-        return Name(stem, None, part)  # requests_failed
-    return Name(stem, unit or None, part)
+    said = not rest and first in stem.split("_")  # requests_failed
+    return Name(stem, None if said else unit or None, part)
 
 
 def _without(name: str, ends: Sequence[str]) -> str:

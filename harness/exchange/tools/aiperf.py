@@ -7,7 +7,7 @@ figures are taken again: those of requests that were answered whole, without war
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.exchange.fields import (
@@ -18,6 +18,7 @@ from harness.exchange.fields import (
     from_iso,
     inside,
     latency,
+    listed,
     load_of,
     number,
     scaled,
@@ -99,9 +100,9 @@ def _one(document: Document, run: int) -> Foreign:
     )
 
 
-def _in_our_unit(value: Any, told: Mapping[str, Any]) -> float | None:
+def _in_our_unit(value: Any, told: Any) -> float | None:
     """The value in seconds, tokens, requests, shares; None for a unit that is not known."""
-    factor = _FACTORS.get(told.get("unit") or "")
+    factor = _FACTORS.get(text(inside(told, "unit")) or "")
     return None if factor is None else scaled(value, factor)
 
 
@@ -129,7 +130,7 @@ def _load(config: Any) -> str:
     """That of the last profiling phase; of an older version that of its load generator."""
     phases = [
         p
-        for p in inside(config, "phases") or []
+        for p in listed(config, "phases")
         if isinstance(p, dict) and "warmup" not in (p.get("kind"), p.get("name"))
     ]
     told: Any = phases[-1] if phases else inside(config, "loadgen")
@@ -191,7 +192,7 @@ def _values(lines: Iterable[Document], name: str) -> list[float]:
         told = inside(line, "metrics", name)
         value = inside(told, "value")
         each = value if isinstance(value, list) else [value]
-        values += [v for one in each if (v := _in_our_unit(one, told or {})) is not None]
+        values += [v for one in each if (v := _in_our_unit(one, told)) is not None]
     return values
 
 

@@ -20,6 +20,7 @@ from harness.exchange.fields import (
     from_epoch,
     inside,
     latency,
+    listed,
     load_of,
     number,
     scaled,
@@ -62,9 +63,9 @@ def convert(found: Sequence[Document]) -> list[Foreign]:
     return [
         msgspec.structs.replace(_one(report, benchmark), run=run)
         for run, (report, benchmark) in enumerate(
-            (report, benchmark) for report in found for benchmark in report["benchmarks"]
+            (report, benchmark) for report in found for benchmark in listed(report, "benchmarks")
         )
-        if isinstance(benchmark, dict)
+        if isinstance(inside(benchmark, "metrics"), dict)
     ]
 
 

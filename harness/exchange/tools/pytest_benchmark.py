@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.exchange.fields import from_iso, inside, latency, scaled, text, whole
+from harness.exchange.fields import from_iso, inside, latency, listed, scaled, text, whole
 from harness.exchange.reading import Document
 from harness.exchange.records import Foreign
 from harness.history.figures import Figure
@@ -25,7 +25,7 @@ def convert(found: Sequence[Document]) -> list[Foreign]:
     return [
         _one(session, benchmark, run)
         for run, session in enumerate(found)
-        for benchmark in session["benchmarks"] or []
+        for benchmark in listed(session, "benchmarks")
         if isinstance(benchmark, dict)
     ]
 

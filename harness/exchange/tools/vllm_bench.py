@@ -12,8 +12,8 @@ from harness.exchange.fields import (
     failed_share,
     figure,
     from_format,
-    inside,
     latency,
+    listed,
     load_of,
     number,
     scaled,
@@ -106,8 +106,6 @@ def _acceptance(document: Document) -> list[Figure]:
         figure("acceptance_length", length or None, drafts),  # 0: there were no drafts
         figure("acceptance_rate", rate, drafts),
     ]
-    positions = document.get("spec_decode_per_position_acceptance_rates") or []
-    for i in range(len(positions)):
-        value = number(inside(positions, i))
-        figures.append(figure(f"per_position.{i}", value, drafts))
+    for i, share in enumerate(listed(document, "spec_decode_per_position_acceptance_rates")):
+        figures.append(figure(f"per_position.{i}", number(share), drafts))
     return figures
