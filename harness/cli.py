@@ -14,6 +14,7 @@ import typer
 from harness import parameters
 from harness.cli_engines import engines_app
 from harness.cli_exchange import register as register_exchange
+from harness.cli_history import register as register_history
 from harness.ending import (
     DEBUG,
     Command,
@@ -46,6 +47,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(engines_app, name="engines")
+register_history(app)
+register_exchange(app)
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Engines = Annotated[
@@ -343,8 +346,6 @@ def doctor(
     sys.stdout.flush()
     raise typer.Exit(1 if fails else 0)
 
-
-register_exchange(app)
 
 for _command in (*app.registered_commands, *engines_app.registered_commands):
     _command.cls = Command

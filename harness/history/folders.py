@@ -5,6 +5,7 @@ Nothing is opened here: whether a folder is a run's is told by the names in it.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,10 @@ NO_RUNS = ("nightly",)
 """A folder of the root that holds what was made of runs."""
 HOLDERS = (b"baselines", b"imported")
 """Those that hold runs, and may hold none yet."""
+LINKS = {
+    errno.ENOENT: "a link that leads nowhere",
+    errno.ELOOP: "a link that leads to itself",
+}
 RUN_NAME = pattern(r"(sweep-)?\d{8}-\d{6}-")
 
 
@@ -75,10 +80,8 @@ def _entry(
 ) -> Iterator[Found]:
     try:
         if entry.is_symlink():
+            os.stat(entry.path)  # says why where the link leads nowhere
             # A link to a run of this root is the same run once more, under another name.
-            if not os.path.exists(entry.path):
-                yield Found(place=place, kind="run", reason="a link that leads nowhere")
-                return
             target = Path(os.fsdecode(entry.path)).resolve()
             if target.is_relative_to(root.resolve()) or root.resolve().is_relative_to(target):
                 return
@@ -87,9 +90,9 @@ def _entry(
                 yield Found(place=place, kind="run", reason="a file, not a folder")
             return
         yield from _folder(root, place, seen, depth)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
-        reason = getattr(error, "strerror", None) or "a link that leads to itself"
-        yield Found(place=place, kind="run", reason=reason.lower())
+    except OSError as error:
+        reason = LINKS.get(error.errno or 0) or (error.strerror or "unreadable").lower()
+        yield Found(place=place, kind="run", reason=reason)
 
 
 def _folder(root: Path, place: bytes, seen: set[tuple[int, int]], depth: int) -> Iterator[Found]:
@@ -103,13 +106,14 @@ def _folder(root: Path, place: bytes, seen: set[tuple[int, int]], depth: int) ->
     if imported[0] is not None:
         yield Found(place=place, kind="import", stamps=imported)
         return
-    identity = _identity(path)
+    sweep, ours = os.path.exists(path / SWEEP), place in HOLDERS
+    inside = os.path.join(place, b"runs") if sweep else place
     below: list[Found] = []
-    ours = os.path.exists(path / SWEEP) or place in HOLDERS
-    if depth and identity not in seen:
+    identity = _identity(path)
+    if depth and identity not in seen and (not sweep or os.path.isdir(path / "runs")):
         seen.add(identity)
-        below = list(_below(root, place, seen, depth - 1 if ours else min(depth - 1, 1)))
-    if ours or any(f.reason is None for f in below):
+        below = list(_below(root, inside, seen, depth - 1 if ours else min(depth - 1, 1)))
+    if sweep or ours or any(f.reason is None for f in below):
         yield from below
     else:
         os.listdir(path)  # says why where it may not be read

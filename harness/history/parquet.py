@@ -6,6 +6,7 @@ or older.
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ POINTS_VERSION = 1
 _NUMBERS = ("value", "ci_low", "ci_high")
 
 
+@functools.cache
 def schema() -> pa.Schema:
     """A column for each field of `Point`, in their order; texts are nullable, as numbers are."""
     import pyarrow as pa
