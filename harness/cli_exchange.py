@@ -5,22 +5,14 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from harness.cli_history import Results, Texts, opened, option, variants_of
 from harness.errors import UsageError
 
 FORMATS = "csv|parquet|json|llm-d|openmetrics"
-Results = Annotated[
-    Path, typer.Option("--results", metavar="DIR", help="The folder that holds the runs.")
-]
-Words = list[str] | None
-
-
-def filter_option(what: str) -> Any:
-    """An option that names what is wanted; repeated, any of it."""
-    return typer.Option(metavar="NAME", help=f"Only this {what}; repeat it.")
 
 
 def register(app: typer.Typer) -> None:
@@ -89,25 +81,21 @@ def export(
         Path | None, typer.Option(metavar="FILE|DIR", help="Where to. Default: standard output.")
     ] = None,
     results: Results = Path("results"),
-    engine: Annotated[Words, filter_option("engine")] = None,
-    variant: Annotated[Words, filter_option("variant (baseline, speculative, ratio)")] = None,
-    profile: Annotated[Words, filter_option("profile")] = None,
-    drafter: Annotated[Words, filter_option("drafter, or its digest")] = None,
-    target: Annotated[Words, filter_option("target, or its digest")] = None,
-    metric: Annotated[Words, filter_option("metric, such as ttft_s or ttft_s.p50")] = None,
-    workload: Annotated[Words, filter_option("workload")] = None,
-    load: Annotated[Words, filter_option("load, such as c8")] = None,
-    suite: Annotated[Words, filter_option("suite")] = None,
-    source: Annotated[Words, filter_option("source, such as run")] = None,
-    commit: Annotated[
-        str | None, typer.Option(metavar="HASH", help="Only runs of this commit.")
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="DATE", help="Not before: 2026-11-30, or 7d ago.")
-    ] = None,
-    until: Annotated[str | None, typer.Option(metavar="DATE", help="Before.")] = None,
-    last: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only the newest N runs.")
+    metric: Annotated[Texts, option("metric", "NAME", "Only this, such as ttft_s.p50.")] = None,
+    engine: Annotated[Texts, option("engine", "NAME", "Only this engine.")] = None,
+    variant: Annotated[Texts, option("variant", "NAME", "baseline, speculative, ratio.")] = None,
+    profile: Annotated[Texts, option("profile", "NAME", "Only this profile.")] = None,
+    drafter: Annotated[Texts, option("drafter", "NAME|DIGEST", "Only this drafter.")] = None,
+    target: Annotated[Texts, option("target", "NAME|DIGEST", "Only this target model.")] = None,
+    load: Annotated[Texts, option("load", "LOAD", "Only this load, such as c8.")] = None,
+    workload: Annotated[Texts, option("workload", "NAME", "Only this workload.")] = None,
+    suite: Annotated[Texts, option("suite", "NAME", "Only runs of this nightly suite.")] = None,
+    source: Annotated[Texts, option("source", "NAME", "run, or import:TOOL.")] = None,
+    commit: Annotated[str | None, option("commit", "SHA", "Only of this commit.")] = None,
+    since: Annotated[str | None, option("since", "DATE|AGO", "2026-11-30, or 7d.")] = None,
+    until: Annotated[str | None, option("until", "DATE|AGO", "Only what is older.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="So many runs, the newest.")
     ] = None,
     timestamps: Annotated[
         bool,
@@ -117,31 +105,35 @@ def export(
     ] = False,
 ) -> None:
     """Write runs, or a selection of the history, for other tools."""
-    from harness.exchange.exporting import FORMATS as KNOWN
-    from harness.exchange.exporting import choose, write
+    from harness.exchange import exporting
     from harness.history.query import Query, moment
 
-    if form not in KNOWN:
-        raise UsageError(f"--format {form}: give {', '.join(KNOWN)}")
+    if form not in exporting.FORMATS:
+        raise UsageError(f"--format {form}: give {', '.join(exporting.FORMATS)}")
     if timestamps and form != "openmetrics":
         raise UsageError("--timestamps goes with --format openmetrics")
     now = datetime.now(UTC)
     query = Query(
+        metric=tuple(metric or ()),
         engine=tuple(engine or ()),
-        variant=tuple(variant or ()),
+        variant=variants_of(variant or []),
         profile=tuple(profile or ()),
         drafter=tuple(drafter or ()),
         target=tuple(target or ()),
-        metric=tuple(metric or ()),
-        workload=tuple(workload or ()),
         load=tuple(load or ()),
+        workload=tuple(workload or ()),
         suite=tuple(suite or ()),
         source=tuple(source or ()),
         commit=commit,
         since=None if since is None else moment("--since", since, now),
         until=None if until is None else moment("--until", until, now),
     )
-    chosen = choose(runs or [], results, query, last)
+    if runs and (query != Query() or limit is not None):
+        raise UsageError("filters choose from the history; give them or folders of runs, not both")
+    if runs:
+        chosen = exporting.of_folders(runs)
+    else:
+        chosen = exporting.of_history(opened(results), query, limit)
     for problem in chosen.problems:
         print(f"left out: {problem}", file=sys.stderr)
-    write(chosen, form, out, timestamps=timestamps)
+    exporting.write(chosen, form, out, timestamps=timestamps)

@@ -6,7 +6,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 from harness.errors import UsageError
 from harness.exchange.llmd import Group, Known, file_name, group_of, reports, to_llmd
@@ -19,12 +18,11 @@ from harness.history.points import load_text
 from harness.history.query import Query
 from harness.history.reading import IMPORT, read_points, read_run
 from harness.history.records import Point
-from harness.history.store import open_history
+from harness.history.store import History
 from harness.measure.store import MANIFEST, SUMMARY, read_json, to_json, write_atomic
 from harness.records import Record
 
-Format = Literal["csv", "parquet", "json", "llm-d", "openmetrics"]
-FORMATS: tuple[Format, ...] = ("csv", "parquet", "json", "llm-d", "openmetrics")
+FORMATS = ("csv", "parquet", "json", "llm-d", "openmetrics")
 TABLES: dict[str, Callable[[Sequence[Point]], bytes]] = {
     "csv": to_csv,
     "parquet": to_parquet,
@@ -40,31 +38,22 @@ class Chosen(Record, frozen=True, kw_only=True):
     problems: tuple[str, ...]
 
 
-def choose(runs: Sequence[Path], results: Path, query: Query, most: int | None) -> Chosen:
-    """The points of those folders; of none, those of the history that the query asks for.
-
-    Raises `UsageError` where there is no such folder, or where no point is left.
-    """
-    chosen = _of_folders(runs) if runs else _of_history(results, query, most)
-    if not chosen.points:
-        where = ", ".join(map(str, runs)) if runs else str(results)
-        more = f"; left out: {chosen.problems[0]}" if chosen.problems else ""
-        raise UsageError(f"{where}: nothing to export{more}")
-    return chosen
-
-
-def _of_history(results: Path, query: Query, most: int | None) -> Chosen:
-    history = open_history(results)
+def of_history(history: History, query: Query, most: int | None) -> Chosen:
+    """What the query asks of the history. Raises `UsageError` where nothing is left."""
     points = history.query(query, most=most)
     places = dict.fromkeys(p.folder for p in points if p.folder is not None)
-    return Chosen(
-        points=tuple(points),
-        folders=tuple(results / place for place in places),
-        problems=tuple(f"{path}: {reason}" for path, reason in history.problems),
+    return _not_empty(
+        str(history.root),
+        Chosen(
+            points=tuple(points),
+            folders=tuple(history.root / place for place in places),
+            problems=tuple(f"{path}: {reason}" for path, reason in history.problems),
+        ),
     )
 
 
-def _of_folders(runs: Sequence[Path]) -> Chosen:
+def of_folders(runs: Sequence[Path]) -> Chosen:
+    """All points of runs, of imports, and of folders that hold such. Raises `UsageError`."""
     points: list[Point] = []
     folders: list[Path] = []
     problems: list[str] = []
@@ -83,7 +72,15 @@ def _of_folders(runs: Sequence[Path]) -> Chosen:
                 folders.append(folder)
             except UsageError as error:
                 problems.append(str(error))
-    return Chosen(points=tuple(points), folders=tuple(folders), problems=tuple(problems))
+    chosen = Chosen(points=tuple(points), folders=tuple(folders), problems=tuple(problems))
+    return _not_empty(", ".join(map(str, runs)), chosen)
+
+
+def _not_empty(where: str, chosen: Chosen) -> Chosen:
+    if not chosen.points:
+        more = f"; left out: {chosen.problems[0]}" if chosen.problems else ""
+        raise UsageError(f"{where}: nothing to export{more}")
+    return chosen
 
 
 def _own_kind(path: Path) -> Found | None:
@@ -104,7 +101,7 @@ def _read(folder: Path, found: Found) -> list[Point]:
         raise UsageError(f"{folder}: {error}") from None
 
 
-def export_text(chosen: Chosen, form: Format, *, timestamps: bool = False) -> bytes:
+def export_text(chosen: Chosen, form: str, *, timestamps: bool = False) -> bytes:
     """The whole export as one text; of `llm-d` one report, or one a line."""
     if form in TABLES:
         return TABLES[form](chosen.points)
@@ -113,9 +110,7 @@ def export_text(chosen: Chosen, form: Format, *, timestamps: bool = False) -> by
     return to_llmd(list(_reports(chosen).values()))
 
 
-def export_files(
-    chosen: Chosen, form: Format, out: Path, *, timestamps: bool = False
-) -> list[Path]:
+def export_files(chosen: Chosen, form: str, out: Path, *, timestamps: bool = False) -> list[Path]:
     """Write the export to a file, each whole or not at all; of several reports one file each.
 
     Then `out` is their folder. Raises `UsageError` where it is something else.
@@ -137,7 +132,7 @@ def export_files(
     return paths
 
 
-def write(chosen: Chosen, form: Format, out: Path | None, *, timestamps: bool) -> None:
+def write(chosen: Chosen, form: str, out: Path | None, *, timestamps: bool) -> None:
     """Write the export to `out`, and name its files; without it to standard output."""
     if out is not None:
         for path in export_files(chosen, form, out, timestamps=timestamps):

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmd_benchmark_report import BenchmarkReportV02, load_benchmark_report
 
-from harness.exchange.exporting import choose, export_text
+from harness.exchange.exporting import export_text, of_folders
 from harness.exchange.llmd import Known, file_name, group_of, reports
-from harness.history.query import Query
 from harness.history.records import Point
 
 
@@ -136,7 +135,7 @@ def test_any_points_make_valid_reports(points: list[Point]) -> None:
 
 def test_a_run_of_this_harness(tmp_path: Path) -> None:
     folder = write_one(tmp_path, "20260101-000000-reference-ab12")
-    chosen = choose([folder], tmp_path, Query(), None)
+    chosen = of_folders([folder])
     lines = export_text(chosen, "llm-d").splitlines()
     told = [json.loads(line) for line in lines]
     for report in told:
