@@ -60,7 +60,7 @@ def harness(
 
 def test_results_go_in_and_come_out(tmp_path: Path, harness: Typed) -> None:
     root = tmp_path / "results"
-    write(tmp_path / "in" / "a.json", vllm(**SPECULATED))
+    write(tmp_path / "in" / "a.json", vllm(backend="vllm", **SPECULATED))
     write(tmp_path / "in" / "b.jsonl", sglang())
     write(tmp_path / "in" / "c.json", {"alpha": 1})
     done = harness("import", tmp_path / "in", "--results", root)

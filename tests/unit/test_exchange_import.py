@@ -65,7 +65,7 @@ def test_the_history_holds_what_was_imported(tmp_path: Path) -> None:
     sources = {p.source.partition(":")[2] for p in history.query()}
     assert sources == {"vllm-bench", "sglang-bench", "guidellm", "aiperf", "pytest-benchmark"}
     (length,) = history.query(metric="acceptance_length")
-    assert (length.value, length.engine, length.profile) == (2.5, "vllm", "small-target")
+    assert (length.value, length.engine, length.profile) == (2.5, "openai", "small-target")
     assert len(history.series(metric="ttft_s.mean")) == 4, "each tool's is a series of its own"
 
 

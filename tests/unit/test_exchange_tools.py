@@ -52,13 +52,17 @@ def test_vllm_milliseconds_and_percent_become_seconds_and_shares() -> None:
     assert found["output_tokens_per_s"] == 400.0
     assert "goodput_per_s" not in found and "e2el_s.mean" not in found
     assert (one.engine, one.variant, one.load, one.model) == (
-        *("vllm", "speculative", "c4", "org/small-target"),
+        *("openai", "speculative", "c4", "org/small-target"),
     )
 
 
-def test_vllm_without_draft_counters_does_not_say_its_engine_or_variant() -> None:
+def test_vllm_without_draft_counters_does_not_say_its_variant() -> None:
     (one,) = foreign(vllm())
-    assert (one.engine, one.variant) == ("openai", None)
+    assert one.variant is None
+
+
+def test_vllm_backends_that_are_a_protocol_of_many_name_no_engine() -> None:
+    assert foreign(vllm())[0].engine == "openai"
     assert foreign(vllm(backend="vllm"))[0].engine == "vllm"
     assert foreign(vllm(backend="tgi"))[0].engine == "tgi"
 

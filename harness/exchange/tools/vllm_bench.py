@@ -60,7 +60,7 @@ def _one(document: Document, run: int) -> Foreign:
     arrival = "poisson" if burstiness in (None, 1.0) else "gamma"
     load = load_of(whole(document.get("max_concurrency")), rate, arrival, burstiness)
     return Foreign(
-        engine=_engine(backend, speculated),
+        engine=_engine(backend),
         workload=NAME if label in (None, backend) else f"{NAME} {label}",
         load=load or f"burst{prompts or ''}",
         figures=tuple(_figures(document)),
@@ -71,11 +71,9 @@ def _one(document: Document, run: int) -> Foreign:
     )
 
 
-def _engine(backend: str | None, speculated: bool) -> str:
-    """Its backends name a protocol; draft counters are read from vLLM's own metrics alone."""
-    if speculated or backend == "vllm":
-        return "vllm"
-    return backend if backend is not None and not backend.startswith("openai") else "openai"
+def _engine(backend: str | None) -> str:
+    """Its backends name a protocol: `openai` and the like are many servers'."""
+    return "openai" if backend is None or backend.startswith("openai") else backend
 
 
 def _figures(document: Document) -> list[Figure]:
