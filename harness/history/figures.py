@@ -24,6 +24,7 @@ Better = Literal["higher", "lower"]
 Units = Sequence[tuple[int, float | None]]
 """Values, each with the start (`repeat`) that it is of."""
 CONFIDENCE = 0.95
+LARGEST = math.log(1e300)
 PARTS = ("mean", "p50", "p90", "p99")
 LATENCIES = (
     *("ttft_s", "tpot_s", "icl_s", "itl_s", "e2el_s", "ttft_from_due_s", "e2el_from_due_s"),
@@ -96,7 +97,10 @@ def over_starts(figure: Figure, values: Units, *, log: bool) -> Iterator[Figure]
         return
     found = log_mean([fmean(own) for own in starts.values()])
     back: Callable[[float], float] = math.exp if log else float
-    low, high = (None if end is None else back(end) for end in _interval(found))
+    ends = _interval(found)
+    # An end that no number can hold is none: starts apart by hundreds of powers of ten.
+    bounded = all(end is not None and (not log or end < LARGEST) for end in ends)
+    low, high = (back(end) if bounded and end is not None else None for end in ends)
     if not log:  # none of these figures can be below 0, and no share above 1
         low = None if low is None else max(0.0, low)
         high = min(1.0, high) if high is not None and figure.unit == "fraction" else high
