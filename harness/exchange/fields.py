@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from harness.errors import printable
 from harness.history.figures import Better, Figure, defined
 from harness.history.points import load_text
 from harness.measure.definitions import DEFINITIONS
@@ -50,8 +51,10 @@ def whole(value: Any) -> int | None:
 
 
 def text(value: Any) -> str | None:
-    """A text of at least one character that is no space."""
-    return value.strip() or None if isinstance(value, str) else None
+    """A text of one line; None of none, or of spaces. Half a character that JSON let in is a ?."""
+    if not isinstance(value, str):
+        return None
+    return printable(value.encode("utf-8", "replace").decode()) or None
 
 
 def inside(value: Any, *path: str | int) -> Any:

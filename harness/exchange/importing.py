@@ -7,6 +7,7 @@ of a file below `KEPT_BYTES`, a copy of it. A folder appears whole or not at all
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -19,9 +20,9 @@ from typing import Literal
 
 import msgspec
 
-from harness.errors import UsageError, printable
-from harness.exchange.fields import from_epoch, utc
-from harness.exchange.reading import check_beginning, documents
+from harness.errors import UsageError
+from harness.exchange.fields import from_epoch, text, utc
+from harness.exchange.reading import Document, check_beginning, documents
 from harness.exchange.recognise import AIPERF, AIPERF_RECORDS, Tool, tool_of
 from harness.exchange.records import (
     IMPORT,
@@ -39,6 +40,7 @@ from harness.records import Record
 
 KEPT_BYTES = 10_000_000
 LONGEST_LINE = 1_000_000
+UNNAMED = "?"
 OWN = "points"
 """The tool's name of points that `export` wrote; they keep the source that they have."""
 CreatedFrom = Literal["content", "user", "file"]
@@ -86,7 +88,7 @@ def import_paths(paths: Sequence[Path], root: Path, given: Given) -> Outcome:
             done += own
             skipped += left
         else:
-            done.append(_import_file(path, root, given)[0])
+            done.append(_import_file(path, root, given, set())[0])
     return Outcome(done=tuple(done), skipped=tuple(skipped))
 
 
@@ -125,13 +127,14 @@ def _import_folder(path: Path, root: Path, given: Given) -> tuple[list[Done], li
     done: list[Done] = []
     files, skipped = _files(path)
     summaries: set[Path] = set()
+    seen: set[bytes] = set()
     # AIPerf writes a run's records beside its summary: those of such a run come last, and only
     # where there is no summary, so that no run is counted twice.
     for file in sorted(files, key=_is_records):
         try:
             if file.parent in summaries and _is_records(file):
                 raise UsageError(f"{file}: records of the summary beside it, which was imported")
-            one, tool = _import_file(file, root, given)
+            one, tool = _import_file(file, root, given, seen)
         except (UsageError, OSError) as error:
             skipped.append(Skipped(file=file, reason=_reason(error, file)))
             continue
@@ -148,7 +151,7 @@ def _files(path: Path) -> tuple[list[Path], list[Skipped]]:
     for place, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         here = Path(place)
-        if {MANIFEST, SUMMARY, IMPORT} & set(names):
+        if any(_is_ours(here / name) for name in (MANIFEST, SUMMARY, IMPORT) if name in names):
             folders.clear()
             reason = f"{here}: a run or an import of this harness; its history reads it there"
             skipped.append(Skipped(file=here, reason=reason))
@@ -156,6 +159,21 @@ def _files(path: Path) -> tuple[list[Path], list[Skipped]]:
         own = [here / name for name in sorted(names) if not name.startswith(".")]
         files += [file for file in own if file.is_file()]
     return files, skipped
+
+
+class _Versioned(msgspec.Struct):
+    """What every file of this harness tells; those of the same name of others do not."""
+
+    schema_version: str
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a `summary.json` or the like is this harness's: `vllm bench sweep` writes one too."""
+    try:
+        msgspec.json.decode(file.read_bytes(), type=_Versioned)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError):
+        return False
+    return True
 
 
 def _reason(error: Exception, file: Path) -> str:
@@ -174,23 +192,27 @@ def _is_records(file: Path) -> bool:
     return isinstance(document, dict) and AIPERF_RECORDS.recognise(document)
 
 
-def _import_file(file: Path, root: Path, given: Given) -> tuple[Done, Tool | None]:
+def _import_file(
+    file: Path, root: Path, given: Given, seen: set[bytes]
+) -> tuple[Done, Tool | None]:
+    """Import one file. `seen`: of every result in files before it; its own are added."""
     check_beginning(file)
     data = file.read_bytes()
-    digest = hashlib.sha256(data).hexdigest()
-    before = find_import(root, digest)
+    about = _About(file, data)
+    before = find_import(root, about.digest)
     points = read_points(data, file)
     tool: Tool | None = None
+    found: list[Document] = []
     if points is None:
         found = documents(data, file)
         if len(found) == 1 and is_points(found[0]):
             points = from_document(found[0], file)
         else:
             tool = tool_of(found, file)
+            found = _unseen(found, seen, file)
     if before is not None:
         record = read_json(before / IMPORT, Import)
         return Done(file=file, folder=before, record=record, known=True), tool
-    about = _About(file, data, digest)
     if tool is None:
         record = _of_points(about, points or [])
     else:
@@ -198,11 +220,22 @@ def _import_file(file: Path, root: Path, given: Given) -> tuple[Done, Tool | Non
     return Done(file=file, folder=_store(root, about, record), record=record, known=False), tool
 
 
+def _unseen(found: list[Document], seen: set[bytes], file: Path) -> list[Document]:
+    """Without results that a file beside it holds as well, as a sweep's summary does."""
+    digests = [hashlib.sha256(json.dumps(d, sort_keys=True).encode()).digest() for d in found]
+    left = [d for d, digest in zip(found, digests, strict=True) if digest not in seen]
+    seen.update(digests)
+    if not left:
+        raise UsageError(f"{file}: its results are in files before it, which were imported")
+    return left
+
+
 class _About:
     """What is known of a file before it is read."""
 
-    def __init__(self, file: Path, data: bytes, digest: str) -> None:
-        self.file, self.data, self.digest = file, data, digest
+    def __init__(self, file: Path, data: bytes) -> None:
+        self.file, self.data = file, data
+        self.digest = hashlib.sha256(data).hexdigest()
         self.changed = from_epoch(file.stat().st_mtime) or utc(datetime.now(UTC))
 
     def folder(self, created: str, name: str) -> str:
@@ -224,7 +257,7 @@ class _About:
             schema_version=IMPORT_VERSION,
             tool=tool,
             tool_version=version,
-            file=printable(self.file.name),
+            file=text(self.file.name) or UNNAMED,
             sha256=self.digest,
             size=len(self.data),
             original=f"original{suffix}" if len(self.data) < KEPT_BYTES else None,

@@ -150,6 +150,8 @@ def folder_of_everything(path: Path) -> Path:
     write(path / "aiperf" / "profile_export_aiperf.json", aiperf())
     write(path / "records" / "profile_export.jsonl", aiperf_record(40.0))
     write(path / ".hidden" / "a.json", vllm(duration=9.0))
+    (path / "sweep").mkdir()
+    (path / "sweep" / "summary.json").write_text(json.dumps([vllm(run_number=i) for i in (0, 1)]))
     write(path / "run" / "manifest.json", {"schema_version": "1.2"})
     write(path / "run" / "cells" / "x.json", vllm(duration=7.0))
     return path
@@ -165,6 +167,7 @@ def test_a_folder_gives_what_it_can_and_names_the_rest(tmp_path: Path) -> None:
     kept = {"/".join(one.file.parts[-2:]) for one in outcome.done}
     assert kept == {
         *("vllm/a.json", "aiperf/profile_export_aiperf.json", "records/profile_export.jsonl"),
+        "sweep/summary.json",
     }
     told = reasons(outcome)
     assert set(told) == {
@@ -174,7 +177,22 @@ def test_a_folder_gives_what_it_can_and_names_the_rest(tmp_path: Path) -> None:
     assert "begins with 'Serving benchmark'" in told["log.txt"]
     assert "summary beside it" in told["profile_export.jsonl"]
     again = import_paths([tmp_path / "in"], tmp_path / "results", NOTHING)
-    assert all(one.known for one in again.done) and len(again.done) == 3
+    assert all(one.known for one in again.done) and len(again.done) == 4
+
+
+def test_a_sweeps_summary_gives_only_what_no_file_beside_it_has(tmp_path: Path) -> None:
+    runs = [vllm(run_number=i, duration=2.0 + i) for i in range(3)]
+    sweep = tmp_path / "sweep"
+    write(sweep / "run=0.json", runs[0])
+    write(sweep / "run=1.json", runs[1])
+    (sweep / "summary.json").write_text(json.dumps(runs[:2], indent=4))
+    (sweep / "summary-more.json").write_text(json.dumps(runs, indent=4))
+    outcome = import_paths([sweep], tmp_path / "results", NOTHING)
+    told = {one.file.name: len({p.run_id for p in one.record.points}) for one in outcome.done}
+    assert told == {"run=0.json": 1, "run=1.json": 1, "summary-more.json": 1}
+    assert "files before it" in reasons(outcome)["summary.json"]
+    history = open_history(tmp_path / "results")
+    assert sorted(p.value or 0 for p in history.query(metric="duration_s")) == [2, 3, 4]
 
 
 def test_the_results_folder_itself_gives_nothing_twice(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from exchange_files import (
     SPECULATED,
@@ -265,7 +266,9 @@ def test_a_foreign_file_is_told_with_what_was_seen_and_what_is_known() -> None:
         tool_of([vllm(), {}], Path("some.json"))
 
 
-JUNK = st.sampled_from([None, True, "", "x", [], {}, [[]], -1, 10**400, float("nan"), {"a": [1]}])
+JUNK = st.sampled_from(
+    [None, True, "", "x\n", "\ud800", [], {}, [[]], -1, 10**400, float("nan"), {"a": [1]}]
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -299,3 +302,5 @@ def test_junk_anywhere_in_a_result_ends_in_figures_or_in_one_line(data: st.DataO
         for figure in one.figures:
             assert figure.value is None or abs(figure.value) < float("inf")
             json.dumps(figure.value, allow_nan=False)
+        told = msgspec.json.encode(one)  # whatever it says can be kept
+        assert b"\\n" not in told
