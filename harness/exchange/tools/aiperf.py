@@ -42,6 +42,7 @@ LATENCIES = {
 PLAIN = {
     "output_tokens_per_s": "output_token_throughput",
     "prompt_tokens_per_s": "input_token_throughput",
+    "total_tokens_per_s": "total_token_throughput",
     "requests_per_s": "request_throughput",
     "goodput_per_s": "goodput",
     "goodput_share": "good_request_fraction",
