@@ -50,13 +50,17 @@ class Figure(Record, frozen=True, kw_only=True):
 
 def finite(value: float | None) -> float | None:
     """None for what is no number."""
-    return value if value is not None and math.isfinite(value) else None
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def defined(metric: str, value: float | None) -> Figure:
-    """A figure without an interval whose unit and direction `measure.definitions` knows."""
-    known = DEFINITIONS[metric.partition(".")[0]]
-    return Figure(metric=metric, value=finite(value), unit=known.unit, better=known.better)
+    """A figure without an interval, of the unit and direction that `measure.definitions` tells.
+
+    A name that is not defined there, as of another version, has neither.
+    """
+    known = DEFINITIONS.get(metric.partition(".")[0])
+    unit, better = (known.unit, known.better) if known else ("", None)
+    return Figure(metric=metric, value=finite(value), unit=unit, better=better)
 
 
 def cell_figures(cells: Sequence[CellSummary]) -> Iterator[Figure]:
@@ -247,7 +251,7 @@ def _telemetry(cells: Sequence[CellSummary]) -> Iterator[Figure]:
     told = [(c.repeat, c.telemetry) for c in cells if c.telemetry is not None]
     preempted = [t.preemptions for _, t in told if t.preemptions is not None]
     if preempted:
-        total = sum(preempted)
+        total = float(sum(preempted))
         yield Figure(metric="preemptions", value=total, unit="preemptions", better="lower")
     plain: tuple[tuple[str, str, Better], ...] = (
         ("prefix_hit_rate", "fraction", "higher"),

@@ -38,11 +38,13 @@ def harmed(change: Callable[[Path], object], name: str = "summary.json") -> Call
     return harm
 
 
-def edited(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
-    """A way to harm a run: its summary with a change in it."""
+def edited(
+    change: Callable[[dict[str, object]], object], name: str = "summary.json"
+) -> Callable[[Path], None]:
+    """A way to harm a run: its file with a change in it."""
 
     def harm(folder: Path) -> None:
-        path = folder / "summary.json"
+        path = folder / name
         told = json.loads(path.read_bytes())
         change(told)
         path.write_text(json.dumps(told))
@@ -123,6 +125,10 @@ HARMS: dict[str, tuple[Callable[[Path], None], str]] = {
         edited(lambda told: told.update(extra=1)),
         "summary.json: there is no key 'extra'",
     ),
+    "files of two runs": (
+        edited(lambda told: told.update(run_id="other")),
+        f"files of two runs: summary.json is of other, manifest.json of {NAME}",
+    ),
     "later major": (
         edited(lambda told: told.update(schema_version="2.0")),
         "summary.json: written with schema 2.0, of a later harness; this one reads 1.2",
@@ -134,11 +140,8 @@ HARMS: dict[str, tuple[Callable[[Path], None], str]] = {
         "manifest.json: no JSON: ",
     ),
     "no date": (
-        harmed(
-            lambda p: p.write_bytes(MANIFEST.replace(b"2026-11-30T", b"someday T")),
-            "manifest.json",
-        ),
-        "created: 'someday T01:02:12+00:00' is no date and time",
+        edited(lambda told: told.update(created="someday"), "manifest.json"),
+        "created: 'someday' is no date and time",
     ),
     "labels cut": (
         broken_labels,

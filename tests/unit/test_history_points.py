@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness_records import cell as cell_data
+from harness_records import run_of, scaled
 from history_runs import plan, told
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,9 @@ from harness.history.figures import Figure, over_starts
 from harness.history.parquet import is_current, write_points
 from harness.history.points import load_text, points_of, settings_of, utc_text
 from harness.history.records import NO_LOAD, Labels, Point
-from harness.records import LoadPoint
+from harness.measure.store import RunFolder
+from harness.records import VARIANTS, LoadPoint
+from harness.stored import conclude
 
 Key = tuple[str, str, str]
 
@@ -94,6 +98,24 @@ def test_a_figure_that_nobody_knows_is_no_point() -> None:
     assert ("baseline", "c1", "output_tokens_per_s") not in found
     assert ("baseline", "c1", "ttft_s.p50") not in found
     assert ("baseline", "c1", "tpot_s.p50") in found
+
+
+def test_cells_of_a_load_in_one_word_are_pooled() -> None:
+    """As a search does, which tries a load again with more requests."""
+    again = msgspec.structs.replace(C1, num_requests=99)
+    cells = [
+        cell("speculative", repeat, load=load, acceptance=acceptance((counted,), drafts=100))
+        for repeat, load, counted in ((0, C1, 10), (1, again, 40))
+    ]
+    length = points(Summary(**fields_of(cells)))["speculative", "c1", "acceptance_length"]
+    assert length.value == pytest.approx(1.25)
+
+
+def test_a_metric_of_another_version_has_no_unit() -> None:
+    found = points(told("r", comparisons=(comparison("newer_s", 1.1, 1.0, 1.2),)))
+    assert (found["ratio", "c1", "newer_s"].value, found["ratio", "c1", "newer_s"].better) == (
+        1.1, None,
+    )  # fmt: skip
 
 
 def test_what_a_start_takes_is_of_no_load() -> None:
@@ -250,3 +272,25 @@ def test_a_ratio_without_a_definition_is_no_reason_to_fail() -> None:
     summary = told("r", comparisons=(comparison("output_tokens_per_s", None, None, None),))
     assert points(summary)["ratio", "c1", "output_tokens_per_s"].value is None
     assert points(summary)["baseline", load_text(C1), "ttft_s.p50"].value
+
+
+def test_a_run_that_is_summed_up_has_its_points_beside_the_summary(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    pairs = [cell_data(v, repeat, scaled(1 + repeat / 10)) for repeat in (0, 1) for v in VARIANTS]
+    summary = conclude(RunFolder(tmp_path), run_of(pairs))
+    found = msgspec.convert(pq.read_table(tmp_path / "points.parquet").to_pylist(), list[Point])
+    assert found == points_of(summary, run_of(pairs).manifest)
+    assert {p.variant for p in found} == {"baseline", "speculative", "ratio"}
+    speeds = {e.variant: e.value for e in summary.estimates if e.metric == "output_tokens_per_s"}
+    for point in found:
+        if point.metric == "output_tokens_per_s" and point.variant != "ratio":
+            assert point.value == speeds[point.variant]
+
+
+def test_a_run_without_a_date_is_summed_up_all_the_same(tmp_path: Path) -> None:
+    run = run_of([cell_data("baseline", 0, scaled(1))])
+    run = msgspec.structs.replace(run, manifest=msgspec.structs.replace(run.manifest, created=""))
+    conclude(RunFolder(tmp_path), run)
+    assert (tmp_path / "summary.json").is_file()
+    assert not (tmp_path / "points.parquet").exists()

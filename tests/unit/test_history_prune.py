@@ -263,6 +263,29 @@ def test_an_interrupted_removal_leaves_no_half_of_a_run(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_removal_that_fails_is_told_and_the_others_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        run(tmp_path, name)
+    plan = plan_of(tmp_path, EVERYTHING)
+    real = shutil.rmtree
+
+    def refused(path: Path) -> None:
+        if path.name == ".pruned-a":
+            raise PermissionError(13, "Permission denied")
+        real(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prune.shutil, "rmtree", refused)
+        for _ in range(2):
+            left = carry_out(tmp_path, plan.going[1:], lambda one: None)
+            told = {one.place: one.why for one in carry_out(tmp_path, plan.going, print)}
+            assert "permission denied; what is left of it is .pruned-a" in told.values()
+    assert [one.place for one in left] == [".pruned-a", "b"]
+    assert [p.name for p in tmp_path.iterdir()] == [".pruned-a"]
+
+
 def test_removing_takes_the_claim_that_measuring_takes(tmp_path: Path) -> None:
     folder = run(tmp_path, "a")
     handle = os.open(folder, os.O_RDONLY)
