@@ -13,6 +13,7 @@ import typer
 
 from harness import parameters
 from harness.cli_engines import engines_app
+from harness.cli_exchange import register as register_exchange
 from harness.cli_history import register as register_history
 from harness.ending import (
     DEBUG,
@@ -345,6 +346,7 @@ def doctor(
 
 
 register_history(app)
+register_exchange(app)
 for _command in (*app.registered_commands, *engines_app.registered_commands):
     _command.cls = Command
 

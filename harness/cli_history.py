@@ -21,7 +21,7 @@ Results = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where t
 Texts = list[str] | None
 
 
-def _option(name: str, metavar: str, text: str) -> typer.models.OptionInfo:
+def option(name: str, metavar: str, text: str) -> typer.models.OptionInfo:
     found: typer.models.OptionInfo = typer.Option(f"--{name}", metavar=metavar, help=text)
     return found
 
@@ -33,19 +33,19 @@ def register(app: typer.Typer) -> None:
 
 
 def history(
-    metric: Annotated[Texts, _option("metric", "NAME", "Follow it from run to run.")] = None,
-    engine: Annotated[Texts, _option("engine", "NAME", "Only this engine.")] = None,
-    variant: Annotated[Texts, _option("variant", "NAME", "baseline, speculative, ratio.")] = None,
-    profile: Annotated[Texts, _option("profile", "NAME", "Only this profile.")] = None,
-    drafter: Annotated[Texts, _option("drafter", "NAME|DIGEST", "Only this drafter.")] = None,
-    target: Annotated[Texts, _option("target", "NAME|DIGEST", "Only this target model.")] = None,
-    load: Annotated[Texts, _option("load", "LOAD", "Only this load, such as c8.")] = None,
-    workload: Annotated[Texts, _option("workload", "NAME", "Only this workload.")] = None,
-    suite: Annotated[Texts, _option("suite", "NAME", "Only runs of this nightly suite.")] = None,
-    source: Annotated[Texts, _option("source", "NAME", "run, or import:TOOL.")] = None,
-    commit: Annotated[str | None, _option("commit", "SHA", "Only of this commit.")] = None,
-    since: Annotated[str | None, _option("since", "DATE|AGO", "2026-11-30, or 7d.")] = None,
-    until: Annotated[str | None, _option("until", "DATE|AGO", "Only what is older.")] = None,
+    metric: Annotated[Texts, option("metric", "NAME", "Follow it from run to run.")] = None,
+    engine: Annotated[Texts, option("engine", "NAME", "Only this engine.")] = None,
+    variant: Annotated[Texts, option("variant", "NAME", "baseline, speculative, ratio.")] = None,
+    profile: Annotated[Texts, option("profile", "NAME", "Only this profile.")] = None,
+    drafter: Annotated[Texts, option("drafter", "NAME|DIGEST", "Only this drafter.")] = None,
+    target: Annotated[Texts, option("target", "NAME|DIGEST", "Only this target model.")] = None,
+    load: Annotated[Texts, option("load", "LOAD", "Only this load, such as c8.")] = None,
+    workload: Annotated[Texts, option("workload", "NAME", "Only this workload.")] = None,
+    suite: Annotated[Texts, option("suite", "NAME", "Only runs of this nightly suite.")] = None,
+    source: Annotated[Texts, option("source", "NAME", "run, or import:TOOL.")] = None,
+    commit: Annotated[str | None, option("commit", "SHA", "Only of this commit.")] = None,
+    since: Annotated[str | None, option("since", "DATE|AGO", "2026-11-30, or 7d.")] = None,
+    until: Annotated[str | None, option("until", "DATE|AGO", "Only what is older.")] = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -173,10 +173,10 @@ def tell_problems(found: History, *, every: bool) -> None:
 
 def prune(
     older_than: Annotated[
-        str | None, _option("older-than", "AGO|DATE", "Runs made before it, such as 30d.")
+        str | None, option("older-than", "AGO|DATE", "Runs made before it, such as 30d.")
     ] = None,
     max_size: Annotated[
-        str | None, _option("max-size", "SIZE", "The oldest, until all runs are below it: 20GB.")
+        str | None, option("max-size", "SIZE", "The oldest, until all runs are below it: 20GB.")
     ] = None,
     keep: Annotated[
         int, typer.Option(min=0, metavar="N", help="The newest N runs stay, whatever else.")

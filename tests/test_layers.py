@@ -21,7 +21,7 @@ STORIES = (
     *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
     *("telemetry", "sampler"),
 )
-COMMANDS = ("cli", "cli_engines", "cli_history")
+COMMANDS = ("cli", "cli_engines", "cli_exchange", "cli_history")
 SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
 
@@ -44,6 +44,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("harness.analyse", "harness.measure.columns", "harness.measure.metrics"),
         *("harness.measure.slo", "harness.measure.steady", "harness.measure.table"),
         *("harness.measure.series", "harness.measure.hardware", *SHARED),
+    ),
+    "harness.exchange": (
+        *("harness.exchange", "harness.history", "harness.measure.definitions"),
+        *("harness.measure.store", *SHARED),
     ),
     "harness.report": (
         *("harness.report", "harness.analyse", "harness.measure.columns"),
