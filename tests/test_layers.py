@@ -19,8 +19,9 @@ PACKAGES = ("harness", "engines", "drafters", "training")
 STORIES = (
     *("run", "prepare", "serving", "attach", "resume", "sweep", "capacity", "calibrate"),
     *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
-    *("telemetry", "sampler"),
+    *("telemetry", "sampler", "compare"),
 )
+CLIS = ("cli", "cli_engines", "cli_compare")
 SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
 
@@ -90,7 +91,7 @@ def fits(name: str, prefixes: tuple[str, ...]) -> bool:
 
 def knows_every_stage(module: str) -> bool:
     """The command line and the stories, by their whole names: `harness.run`, not `x.y.run`."""
-    return module in {f"harness.{name}" for name in (*STORIES, "cli", "cli_engines", "__main__")}
+    return module in {f"harness.{name}" for name in (*STORIES, *CLIS, "__main__")}
 
 
 def allowed(module: str) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ def _models(a: Stored, b: Stored, names: tuple[str, str], prefix: str) -> Iterat
                 yield _difference(f"{prefix}{what}", said, affects, blocks=what == "target")
         elif paths[0] != paths[1]:
             blocks = what == "target" and _name(paths[0]) != _name(paths[1])
-            yield _difference(f"{prefix}{what}", paths, affects, blocks=blocks)
+            yield _difference(f"{prefix}{what}'s path", paths, affects, blocks=blocks)
 
 
 def _name(path: str | None) -> str | None:

@@ -34,7 +34,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """Candidate over reference on the log scale; `found` None: no logarithm could be taken.
 
-    `method` has a place for the confidence.
+    `method` has a place for the confidence. `unpaired`: why the units do not pair.
     """
 
     found: LogMean | None
@@ -43,6 +43,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     paired: bool
     units: tuple[int, int]
     method: str
+    unpaired: str | None = None
     note: str | None = None
 
 
@@ -103,7 +104,7 @@ def effect(reference: Sample, candidate: Sample, *, unpaired: str | None) -> Eff
         paired=unpaired is None,
         units=units,
         method=method,
-        note=unpaired or None,
+        unpaired=unpaired or None,
     )
 
 

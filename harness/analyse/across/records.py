@@ -68,7 +68,7 @@ class Row(Record, frozen=True, kw_only=True):
     `load` None: of no load, such as a start. `category` None: of all prompts. `units`: over how
     many starts, blocks, prompts or runs of either side, as `method` says. `verdict` is drawn from
     the corrected interval at `tolerance`: `family` rows of its `kind` were judged at once.
-    `note`: why there is no interval, or no verdict, or why the blocks do not pair.
+    `unpaired`: why the units do not pair. `note`: why there is no interval, or no verdict.
     """
 
     metric: str
@@ -96,6 +96,7 @@ class Row(Record, frozen=True, kw_only=True):
     corrected_low: float | None = None
     corrected_high: float | None = None
     corrected_confidence: float | None = None
+    unpaired: str | None = None
     note: str | None = None
 
 

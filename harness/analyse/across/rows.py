@@ -13,7 +13,7 @@ from harness.analyse.across.matching import Match, unpaired
 from harness.analyse.across.metrics import SHARES, Figure, figure_of, fits, order_of, question_of
 from harness.analyse.across.readings import Key, Reading, Unit, ended, plain, pooled, readings
 from harness.analyse.across.records import Group, Kind, Row, Side, Stored
-from harness.analyse.across.shares import share_effect, shares
+from harness.analyse.across.shares import Answers, share_effect
 from harness.analyse.compare import interval_confidence
 from harness.analyse.data import MOST_FAILED
 from harness.analyse.speed import forced_length
@@ -61,6 +61,7 @@ class Rows:
         self.by_run = any(len(side.runs) > 1 for side in self.sides)
         self._readings = [[readings(run) for run in side.runs] for side in self.sides]
         self._unpaired: dict[tuple[str, LoadPoint], str | None] = {}
+        self._answers = (Answers(reference.last.run), Answers(candidate.last.run))
 
     def all(self, void: str | None) -> Iterator[Measured]:
         """In the order of a table. `void`: why none of them has a verdict."""
@@ -128,6 +129,7 @@ class Rows:
             method=told.method.format(percent_of(confidence)),
             confidence=confidence,
             p_value=found.p_value() if found else None,
+            unpaired=told.unpaired,
             note="; ".join(n for n in (told.note, withheld) if n) or None,
         )
         return Measured(row=row, found=found, alpha=1 - confidence, withheld=withheld is not None)
@@ -155,10 +157,10 @@ class Rows:
         return told
 
     def _of_prompts(self, key: Key, other: Key) -> Effect | None:
-        runs = [side.last.run for side in self.sides]
-        if not all(run.cells for run in runs):
+        if not all(side.last.run.cells for side in self.sides):
             return None
-        return share_effect(shares(runs[0], key), shares(runs[1], other))
+        mine, theirs = self._answers
+        return share_effect(mine.shares(key), theirs.shares(other))
 
     def _why_unpaired(self, key: Key, other: Key) -> str | None:
         if self.by_run:

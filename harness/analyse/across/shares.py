@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import numpy as np
 
 from harness.analyse.across.effect import Effect
@@ -26,47 +25,55 @@ Shares = dict[str, float]
 """By prompt: of its answers, how many."""
 
 
-def shares(run: RunData, key: Key) -> Shares:
-    """The share of each prompt's answers that `key.metric` counts; of first turns alone."""
-    cells = [c for c in run.cells if _of(c, key) and c.to_its_end]
-    if key.metric == "identical":
-        return _by_prompt([_identical(*both) for both in pairs(cells)], None)
-    tables = [c.ok for c in cells if c.cell.variant == key.side]
-    return _by_prompt([_right(t) for t in tables], key.category)
+class Answers:
+    """What a run's prompts were answered, by figure; its records are looked through once."""
+
+    def __init__(self, run: RunData) -> None:
+        self._run = run
+        self._hits: dict[Key, list[_Judged]] = {}
+
+    def shares(self, key: Key) -> Shares:
+        """The share of each prompt's answers that `key.metric` counts; of first turns alone."""
+        whole = key._replace(category=None)
+        if whole not in self._hits:
+            self._hits[whole] = self._judged(whole)
+        hits: dict[str, list[bool]] = {}
+        for part in self._hits[whole]:
+            for name, category, hit in zip(*part, strict=True):
+                if key.category in (None, category):
+                    hits.setdefault(name, []).append(hit)
+        return {name: sum(own) / len(own) for name, own in hits.items()}
+
+    def _judged(self, key: Key) -> list[_Judged]:
+        cells = [
+            c
+            for c in self._run.cells
+            if c.cell.engine == key.engine and plain(c.cell.load) == key.load and c.to_its_end
+        ]
+        if key.metric == "identical":
+            return [_identical(*both) for both in pairs(cells)]
+        return [_right(c.ok) for c in cells if c.cell.variant == key.side]
 
 
-def _of(data: CellData, key: Key) -> bool:
-    return data.cell.engine == key.engine and plain(data.cell.load) == key.load
-
-
-class _Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers that were judged, and which of them count."""
-
-    answers: RequestTable
-    hits: Bools
+_Judged = tuple[list[str], list[str | None], list[bool]]
+"""Answers that were judged: prompt, category, and whether it counts."""
 
 
 def _right(table: RequestTable) -> _Judged:
     correct = table.ints("correct")
     rows = np.flatnonzero(correct.known & (table.ints("turn").values == 0))
-    return _Judged(answers=table.take(rows), hits=correct.values[rows] != 0)
+    return _told(table.take(rows), correct.values[rows] != 0)
 
 
 def _identical(base: CellData, cand: CellData) -> _Judged:
     theirs, ours = matched_rows(base.ok, cand.ok, first_turns=True)
     answers = cand.ok.take(ours)
-    return _Judged(answers=answers, hits=~differ(base.ok.take(theirs), answers))
+    return _told(answers, ~differ(base.ok.take(theirs), answers))
 
 
-def _by_prompt(parts: list[_Judged], category: str | None) -> Shares:
-    hits: dict[str, list[bool]] = {}
-    for part in parts:
-        names = part.answers.names("prompt_id").python()
-        of = part.answers.names("category").python() if category is not None else names
-        for name, group, hit in zip(names, of, part.hits.tolist(), strict=True):
-            if category is None or group == category:
-                hits.setdefault(name, []).append(hit)
-    return {name: sum(own) / len(own) for name, own in hits.items()}
+def _told(answers: RequestTable, hits: Bools) -> _Judged:
+    names, categories = (answers.names(name).python() for name in ("prompt_id", "category"))
+    return list(names), list(categories), hits.tolist()
 
 
 def share_effect(reference: Shares, candidate: Shares) -> Effect | None:
