@@ -115,19 +115,17 @@ def _said(units: tuple[int, int], a: str, b: str) -> str:
 def apart(a: Sequence[float], b: Sequence[float]) -> tuple[LogMean, str]:
     """The difference of two independent means, and how its interval is made.
 
-    Neither side's spread is taken for the other's (B. L. Welch, Biometrika 34, 1947). A single
-    value has none: then it is held to be one more of the other side's kind, and the interval is a
-    prediction's, s sqrt(1 + 1/n).
+    Neither side's spread is taken for the other's: standard errors are added as squares, and t has
+    as many degrees of freedom as the smaller side has (P. L. Hsu, Statistical Research Memoirs 2,
+    1938). Whichever side spreads more, that covers as much as it says; Welch's degrees, which are
+    more, do not with so few values. A single value has no spread: then it is held to be one more of
+    the other side's kind, and the interval is a prediction's, s sqrt(1 + 1/n).
     """
     first, second = log_mean(a), log_mean(b)
     mean, units = second.mean - first.mean, len(a) + len(b)
     if first.error is not None and second.error is not None:
-        of_a, of_b = first.error**2, second.error**2
-        error = math.sqrt(of_a + of_b)
-        parts = of_a**2 / (len(a) - 1) + of_b**2 / (len(b) - 1)
-        degrees = (of_a + of_b) ** 2 / parts if parts > 0 else float(units - 2)
-        found = LogMean(mean=mean, error=error, units=units, degrees=degrees)
-        return found, f"{INTERVAL} (Welch)"
+        error, degrees = math.hypot(first.error, second.error), min(len(a), len(b)) - 1
+        return LogMean(mean=mean, error=error, units=units, degrees=degrees), INTERVAL
     many = first if second.error is None else second
     if many.error is None:
         return LogMean(mean=mean, error=None, units=units), "which have no interval"
