@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from harness import parameters
-from harness.cli_compare import compare
+from harness.cli_compare import register as register_compare
 from harness.cli_engines import engines_app
+from harness.cli_history import register as register_history
 from harness.ending import (
     DEBUG,
     Command,
@@ -46,7 +47,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(engines_app, name="engines")
-app.command()(compare)
+register_compare(app)
+register_history(app)
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Engines = Annotated[

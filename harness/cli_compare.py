@@ -12,6 +12,11 @@ from harness.errors import UsageError
 from harness.options import parse_tolerances
 
 
+def register(app: typer.Typer) -> None:
+    """Put the command on the command line."""
+    app.command()(compare)
+
+
 def compare(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN", help="Folders of runs, the reference first.")

@@ -21,7 +21,7 @@ STORIES = (
     *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
     *("telemetry", "sampler", "compare"),
 )
-CLIS = ("cli", "cli_engines", "cli_compare")
+COMMANDS = ("cli", "cli_engines", "cli_history", "cli_compare")
 SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
 
@@ -49,6 +49,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("harness.report", "harness.analyse", "harness.measure.columns"),
         *("harness.measure.metrics", "harness.measure.parquet", "harness.measure.series"),
         *("harness.measure.hardware", *SHARED),
+    ),
+    "harness.history": (
+        *("harness.history", "harness.analyse", "harness.measure", "harness.plan.points"),
+        *("harness.report.words", *SHARED),
     ),
     "harness.doctoring": (
         *("harness.doctoring", "engines", "drafters", "harness.load.prompts.tokens", *SHARED),
@@ -91,7 +95,7 @@ def fits(name: str, prefixes: tuple[str, ...]) -> bool:
 
 def knows_every_stage(module: str) -> bool:
     """The command line and the stories, by their whole names: `harness.run`, not `x.y.run`."""
-    return module in {f"harness.{name}" for name in (*STORIES, *CLIS, "__main__")}
+    return module in {f"harness.{name}" for name in (*STORIES, *COMMANDS, "__main__")}
 
 
 def allowed(module: str) -> tuple[str, ...]:
