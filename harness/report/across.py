@@ -29,9 +29,9 @@ LABELS = {
     "task_accuracy": "task accuracy",
     "identical": "identical outputs",
     "startup_s": "start-up, s",
-    "rss_bytes": "start-up memory, GiB",
-    "gpu_bytes": "start-up GPU memory, GiB",
-    "gpu_memory_bytes": "GPU memory, GiB",
+    "startup_rss_bytes": "start-up memory, GiB",
+    "startup_gpu_bytes": "start-up GPU memory, GiB",
+    "gpu.memory_used_bytes.most": "GPU memory, GiB",
 }
 LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2el_s": "E2E latency"}
 SCALES = {"s": 1e3, "bytes": 1 / 2**30}

@@ -231,7 +231,10 @@ def test_each_variant_has_its_own_counterpart_and_so_has_the_speed_up() -> None:
     ("changes", "why"),
     [
         ({"seed": 7}, "the seeds are not the same"),
-        ({"cells": cells_of({v: [*s, s[0]] for v, s in SPEEDS.items()})}, "4 starts against 3"),
+        (
+            {"cells": cells_of({v: [*s, s[0]] for v, s in SPEEDS.items()})},
+            "not the same blocks were planned",
+        ),
         ({"plan": Plan(load=Plan().load.__class__(warmup_requests=9))}, "load.warmup_requests is"),
     ],
 )
@@ -365,6 +368,57 @@ def test_loads_are_matched_without_how_long_they_were_driven() -> None:
     longer = msgspec.structs.replace(C1, num_requests=240)
     rows = rows_of(stored("b", cells_of(SPEEDS, load=longer)))
     assert {r.load.num_requests for r in rows if r.load is not None} == {None}
+
+
+def history(root: Path, speeds: list[float]) -> Path:
+    """A results folder with a run for each night; the last one is named `new`."""
+    root.mkdir()
+    for i, factor in enumerate(speeds):
+        name = "new" if i == len(speeds) - 1 else f"night{i}"
+        cells = cells_of({v: [factor * s for s in own] for v, own in SPEEDS.items()})
+        created = {"created": f"2026-01-{i + 1:02d}T00:00:00+00:00"}
+        write(root / name, stored(name, cells, manifest=created))
+    return root
+
+
+def test_a_selection_of_the_history_is_a_side(call: Call, tmp_path: Path) -> None:
+    root = history(tmp_path / "results", [2.0, 1.0, 1.01, 0.99, 1.005, 0.8])
+    chosen = ("--results", root, "--json")
+    code, out, err = call("--where", "engine=reference", "--last", "4", root / "new", *chosen)
+    told = json.loads(out)
+    assert (code, err) == (1, "")
+    assert told["reference"] == "engine=reference,last=4"
+    assert told["run_ids"] == ["id-night1", "id-night2", "id-night3", "id-night4"]
+    speed = [r for r in told["comparisons"][0]["rows"] if r["kind"] == "question"]
+    assert {r["side"]: r["verdict"] for r in speed} == {
+        "baseline": "worse",
+        "speculative": "worse",
+        "ratio": "same",
+    }
+    code, out, _ = call("until=2026-01-03,last=2", "since=2026-01-03,last=3", *chosen)
+    told = json.loads(out)
+    assert told["run_ids"] == ["id-night0", "id-night1"]
+    assert told["comparisons"][0]["run_ids"] == ["id-night3", "id-night4", "id-new"]
+
+
+@pytest.mark.parametrize(
+    ("selection", "said"),
+    [
+        ("engine=vllm", "engine=vllm: no run in"),
+        ("motor=vllm", "motor=vllm: motor=vllm selects nothing; give KEY=VALUE with engine,"),
+        ("last=0", "last=0: give a number of runs from 1 on"),
+        ("engine=", "engine= selects nothing"),
+        ("since=yesterday,last=2", "since yesterday: give a date"),
+    ],
+)
+def test_a_selection_that_chooses_nothing_is_one_line(
+    call: Call, tmp_path: Path, selection: str, said: str
+) -> None:
+    root = history(tmp_path / "results", [1.0, 1.0])
+    code, out, err = call(selection, root / "new", "--results", root)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
 
 
 def test_folders_of_one_name_are_told_apart() -> None:

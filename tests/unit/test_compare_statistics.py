@@ -193,8 +193,9 @@ def test_shares_of_prompts_cover_what_they_say(prompts: int) -> None:
     hits = 0
     for _ in range(RUNS):
         draw = rng.random(prompts)
-        a = (draw < stays + falls) * 1.0
-        b = ((draw < stays) | ((draw >= stays + falls) & (draw < stays + falls + rises))) * 1.0
+        a = (draw < stays + falls).astype(np.float64)
+        risen = (draw >= stays + falls) & (draw < stays + falls + rises)
+        b = ((draw < stays) | risen).astype(np.float64)
         found = paired_shares(a, b)
         assert found is not None
         low, high = found.interval(0.95) or (math.nan, math.nan)

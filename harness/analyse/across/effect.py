@@ -16,6 +16,7 @@ from harness.analyse.data import by_repeat
 from harness.analyse.statistics import LogMean, log_mean
 
 INTERVAL = "{} t interval on the log scale"
+ONE_START = "blocks of one start"
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,7 @@ def sample(runs: Sequence[dict[Unit, Reading]], *, by_run: bool = False) -> Samp
         values = {(own[0][0], 0): pooled([blocks[u] for u in own]) for own in starts}
         return _sample(values, _whole(values, blocks), "starts", enough=True)
     values = {unit: reading.value for unit, reading in blocks.items()}
-    return _sample(values, _whole(values, blocks), "blocks of one start", enough=False)
+    return _sample(values, _whole(values, blocks), ONE_START, enough=False)
 
 
 def _whole(values: dict[Unit, float], blocks: dict[Unit, Reading]) -> list[float]:
@@ -90,7 +91,7 @@ def effect(reference: Sample, candidate: Sample, *, unpaired: str | None) -> Eff
     a, b = reference.logs, candidate.logs
     units = len(a), len(b)
     if unpaired is None and a.keys() != b.keys():
-        unpaired = f"{units[0]} {reference.what} against {units[1]}"
+        unpaired = "not the same blocks were measured"
     if unpaired is None:
         found = log_mean([b[unit] - a[unit] for unit in a])
         method = f"{units[0]} paired {reference.what}, {INTERVAL}"
@@ -109,7 +110,12 @@ def effect(reference: Sample, candidate: Sample, *, unpaired: str | None) -> Eff
 
 
 def _said(units: tuple[int, int], a: str, b: str) -> str:
-    return f"{units[0]} {a} against {units[1]} {b}, unpaired"
+    ends = [f"{n} {_one(what) if n == 1 else what}" for n, what in zip(units, (a, b), strict=True)]
+    return f"{ends[0]} against {ends[1]}, unpaired"
+
+
+def _one(what: str) -> str:
+    return "block" if what == ONE_START else what.removesuffix("s")
 
 
 def apart(a: Sequence[float], b: Sequence[float]) -> tuple[LogMean, str]:

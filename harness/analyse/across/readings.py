@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from harness.analyse.across.metrics import COMPARED, LATENCIES, PARTS, POSITION
+from harness.analyse.across.metrics import COMPARED, GPU_MEMORY, LATENCIES, PARTS, POSITION
 from harness.analyse.across.records import Side, Stored
 from harness.findings import Acceptance, CategoryFigures, CellSummary, Metrics
 from harness.records import LoadPoint
@@ -116,7 +116,7 @@ def _figures(cell: CellSummary, metrics: Metrics) -> Iterator[tuple[str, Reading
         yield from _of_acceptance(cell.acceptance)
     memory = _gpu_memory(cell)
     if memory is not None:
-        yield "gpu_memory_bytes", Reading(above=memory)
+        yield GPU_MEMORY, Reading(above=memory)
 
 
 def _of_acceptance(told: Acceptance) -> Iterator[tuple[str, Reading]]:
@@ -152,16 +152,14 @@ def _of_start(cell: CellSummary) -> Iterator[tuple[str, float]]:
     for name in ("rss_bytes", "gpu_bytes"):
         most = [value for p in phases if (value := getattr(p, name)) is not None]
         if most and max(most) > 0:
-            yield name, float(max(most))
+            yield f"startup_{name}", float(max(most))
 
 
 def _gpu_memory(cell: CellSummary) -> float | None:
-    """The most that the engine's GPUs held together; None where no GPU told it."""
-    if cell.telemetry is None:
-        return None
-    gauges = [g.gauges.get("memory_used_bytes") for g in cell.telemetry.gpus if g.engine]
-    held = [g.most for g in gauges if g is not None]
-    return sum(held) if held and len(held) == len(gauges) else None
+    """The most that one of the engine's GPUs held; None where no GPU told it."""
+    gpus = cell.telemetry.gpus if cell.telemetry is not None else ()
+    gauges = [g.gauges.get("memory_used_bytes") for g in gpus if g.engine is not False]
+    return max((g.most for g in gauges if g is not None), default=None)
 
 
 def _ratios(found: Readings) -> Readings:

@@ -8,6 +8,7 @@ the two runs' answers to the same prompts are held against each other.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,10 +27,10 @@ Shares = dict[str, float]
 
 
 class Answers:
-    """What a run's prompts were answered, by figure; its records are looked through once."""
+    """What a side's runs answered, by figure; their records are looked through once."""
 
-    def __init__(self, run: RunData) -> None:
-        self._run = run
+    def __init__(self, runs: Sequence[RunData]) -> None:
+        self._runs = runs
         self._hits: dict[Key, list[_Judged]] = {}
 
     def shares(self, key: Key) -> Shares:
@@ -45,14 +46,18 @@ class Answers:
         return {name: sum(own) / len(own) for name, own in hits.items()}
 
     def _judged(self, key: Key) -> list[_Judged]:
-        cells = [
-            c
-            for c in self._run.cells
-            if c.cell.engine == key.engine and plain(c.cell.load) == key.load and c.to_its_end
-        ]
-        if key.metric == "identical":
-            return [_identical(*both) for both in pairs(cells)]
-        return [_right(c.ok) for c in cells if c.cell.variant == key.side]
+        found: list[_Judged] = []
+        for run in self._runs:
+            cells = [
+                c
+                for c in run.cells
+                if c.cell.engine == key.engine and plain(c.cell.load) == key.load and c.to_its_end
+            ]
+            if key.metric == "identical":
+                found += [_identical(*both) for both in pairs(cells)]
+            else:
+                found += [_right(c.ok) for c in cells if c.cell.variant == key.side]
+        return found
 
 
 _Judged = tuple[list[str], list[str | None], list[bool]]
