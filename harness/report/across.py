@@ -38,6 +38,10 @@ SCALES = {"s": 1e3, "bytes": 1 / 2**30}
 """From a row's unit to its label's. Start-ups and ratios stay as they are."""
 COLUMNS = ("metric", "of", "A", "B", "B / A (interval)", "verdict")
 MOST_CAUSES = 6
+ALIKE = (
+    "Both variants moved alike: what changed is not the drafter, but the engine or the machine, or "
+    "how busy the machine was."
+)
 KINDS = {"question": "the question", "figure": "figures beside it", "detail": "details"}
 """What the comparisons of a family are of."""
 
@@ -144,13 +148,27 @@ def conclusion(versus: Versus, reference: str) -> list[str]:
         for area in dict.fromkeys(row.area for row in rows if verdict == "worse"):
             told.append(_causes(versus, area))
     if told:
-        return told
+        return [*told, *([ALIKE] if _alike(versus) else [])]
     same = sum(row.verdict == "same" for row in versus.rows)
     unclear = sum(row.verdict == "undecided" for row in versus.rows)
     return [
         f"Nothing was shown to be better or worse: {words.plural(same, 'figure')} the same, "
         f"{unclear} undecided."
     ]
+
+
+def _alike(versus: Versus) -> bool:
+    """Whether, of the question, both variants moved and the speed-up was not shown to."""
+    found: dict[object, dict[str, str]] = {}
+    for row in versus.rows:
+        if row.kind == "question":
+            found.setdefault((row.engine, row.load), {})[row.side] = row.verdict
+    return any(
+        told.get("baseline") == told.get("speculative") != "same"
+        and told.get("baseline") in VERDICT_STYLE
+        and told.get("ratio") not in ("better", "worse")
+        for told in found.values()
+    )
 
 
 def _named(row: Row) -> str:

@@ -79,6 +79,7 @@ def test_a_run_that_is_slower_ends_with_one_and_says_where(call: Call, tmp_path:
     assert "Worse than monday: output tokens/s (baseline, concurrency 1) 0.900x" in flat
     assert "Nothing that is recorded differs and moves speed: look at the machine." in flat
     assert "concurrency 1: 3 paired starts" in flat
+    assert "Both variants moved alike" in flat
     assert call(b, a)[0] == 0
     assert call(a, a)[0] == 0
 
@@ -221,6 +222,8 @@ def test_each_variant_has_its_own_counterpart_and_so_has_the_speed_up() -> None:
         for side in ("baseline", "speculative", "ratio")
     }
     assert verdicts == {"baseline": "better", "speculative": "same", "ratio": "worse"}
+    across = compare_groups([group(stored()), group(stored("b", cells_of(faster)))], Wanted())
+    assert "Both variants moved alike" not in " ".join(render_text(across).split())
     told = row(rows, "output_tokens_per_s", "ratio")
     assert told.ratio == pytest.approx(1 / 1.2)
     assert told.reference == pytest.approx((60 * 62 * 64 / (50 * 51 * 52)) ** (1 / 3))
