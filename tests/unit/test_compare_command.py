@@ -256,6 +256,24 @@ def test_blocks_that_do_not_pair_are_compared_apart_and_it_says_why(
     assert told.ci_low < paired.ci_low
 
 
+def test_a_block_that_one_of_them_lacks_is_not_paired() -> None:
+    """A start that measured one block of two had other prompts on the whole."""
+    blocks = [
+        msgspec.structs.replace(c, block=i, cell_id=f"{c.cell_id}-b{i}")
+        for c in cells_of(SPEEDS)
+        for i in (0, 1)
+    ]
+    lost = [
+        msgspec.structs.replace(c, status="failed") if c.cell_id.endswith("ve-c1-r1-b1") else c
+        for c in blocks
+    ]
+    rows = rows_of(stored("b", lost), stored("a", blocks))
+    told = row(rows, "output_tokens_per_s")
+    assert (told.paired, told.unpaired) == (False, "not the same blocks were measured")
+    assert told.units == (3, 3)
+    assert row(rows, "output_tokens_per_s", "baseline").paired
+
+
 def test_one_start_alone_bears_no_verdict() -> None:
     one = {v: s[:1] for v, s in SPEEDS.items()}
     slow = {v: s[:1] for v, s in SLOWER.items()}

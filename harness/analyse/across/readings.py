@@ -48,13 +48,15 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 Readings = dict[Key, dict[Unit, Reading]]
 
 
-def pooled(parts: Sequence[Reading]) -> float:
+def pooled(parts: Sequence[Reading], least: float = 0.0) -> float:
     """Several blocks as one: of counts the ratio of their sums, else the geometric mean.
 
-    0 where a geometric mean has no logarithm to take.
+    `least`: a sum of nothing counts as so much. 0 where a geometric mean has no logarithm to take.
     """
     if all(p.below is not None for p in parts):
-        return parts[0].offset + sum(p.above for p in parts) / sum(p.below or 0.0 for p in parts)
+        above, offset = sum(p.above for p in parts), parts[0].offset
+        above = above if offset else max(least, above)
+        return offset + above / sum(p.below or 0.0 for p in parts)
     if any(p.above <= 0 for p in parts):
         return 0.0
     return math.exp(sum(math.log(p.above) for p in parts) / len(parts))
@@ -95,11 +97,13 @@ def readings(stored: Stored) -> Readings:
 
 
 def _figures(cell: CellSummary, metrics: Metrics) -> Iterator[tuple[str, Reading]]:
-    rates = (COMPARED[0], "requests_per_s", "goodput_per_s")
-    for name in rates:
+    for name in (COMPARED[0], "requests_per_s"):
         value = getattr(metrics, name)
         if value is not None:
             yield name, Reading(above=value)
+    if metrics.goodput_per_s is not None and metrics.duration_s:
+        met = metrics.goodput_per_s * metrics.duration_s
+        yield "goodput_per_s", Reading(above=met, below=metrics.duration_s)
     for name in LATENCIES:
         told = getattr(metrics, name)
         for part in PARTS:

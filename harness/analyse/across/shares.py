@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.analyse.across.effect import Effect
+from harness.analyse.across.effect import NOTHING, Effect
 from harness.analyse.across.readings import Key, plain
 from harness.analyse.bootstrap import Floats
 from harness.analyse.data import CellData, RunData, pairs
@@ -31,18 +31,14 @@ class Answers:
 
     def __init__(self, runs: Sequence[RunData]) -> None:
         self._runs = runs
-        self._hits: dict[Key, list[_Judged]] = {}
+        self._hits: dict[Key, dict[str | None, dict[str, list[bool]]]] = {}
 
     def shares(self, key: Key) -> Shares:
         """The share of each prompt's answers that `key.metric` counts; of first turns alone."""
         whole = key._replace(category=None)
         if whole not in self._hits:
-            self._hits[whole] = self._judged(whole)
-        hits: dict[str, list[bool]] = {}
-        for part in self._hits[whole]:
-            for name, category, hit in zip(*part, strict=True):
-                if key.category in (None, category):
-                    hits.setdefault(name, []).append(hit)
+            self._hits[whole] = _by_category(self._judged(whole))
+        hits = self._hits[whole].get(key.category, {})
         return {name: sum(own) / len(own) for name, own in hits.items()}
 
     def _judged(self, key: Key) -> list[_Judged]:
@@ -62,6 +58,17 @@ class Answers:
 
 _Judged = tuple[list[str], list[str | None], list[bool]]
 """Answers that were judged: prompt, category, and whether it counts."""
+
+
+def _by_category(parts: Sequence[_Judged]) -> dict[str | None, dict[str, list[bool]]]:
+    """Of each category the prompts with their answers; under None all of them."""
+    found: dict[str | None, dict[str, list[bool]]] = {None: {}}
+    for part in parts:
+        for name, category, hit in zip(*part, strict=True):
+            found[None].setdefault(name, []).append(hit)
+            if category is not None:
+                found.setdefault(category, {}).setdefault(name, []).append(hit)
+    return found
 
 
 def _right(table: RequestTable) -> _Judged:
@@ -100,17 +107,17 @@ def share_effect(reference: Shares, candidate: Shares) -> Effect | None:
     )
 
 
-def paired_shares(a: Floats, b: Floats) -> LogMean | None:
+def paired_shares(a: Floats, b: Floats) -> LogMean:
     """log(sum b / sum a) over prompts: the jackknife on the logarithm, so that it is symmetric.
 
     Where no prompt changed, the variance would be zero. It is held to be that of one prompt that
     did, 1 / (sum a * sum b): of n prompts that stayed the same no smaller share of change is shown.
     For shares of 0 and 1 the jackknife is close to (n10 + n01) / (n1. n.1), the usual variance of a
-    ratio of paired shares. None where a sum is zero, or would be without one prompt.
+    ratio of paired shares. There is no error where a sum would be zero without one prompt.
     """
     n, above, below = len(a), float(b.sum()), float(a.sum())
-    if above <= 0 or below <= 0:
-        return None
+    if above <= 0 or below <= 0:  # then both have half a prompt more
+        above, below = above + NOTHING, below + NOTHING
     mean = math.log(above / below)
     rest_b, rest_a = above - b, below - a
     if n < 2 or (rest_a <= 1e-9).any() or (rest_b <= 1e-9).any():
