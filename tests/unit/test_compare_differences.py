@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from compare_runs import SPEEDS, cells_of, group, stored
 from report_run import C4
@@ -13,6 +14,7 @@ from harness.analyse.across.differences import flags_of, flat, moves
 from harness.analyse.across.records import Difference, Versus
 from harness.analyse.across.rows import Wanted
 from harness.errors import UsageError
+from harness.findings import Gauge, GpuFigures, Telemetry
 from harness.plan.schema import (
     EngineSection,
     Flag,
@@ -128,6 +130,46 @@ def test_commands_are_compared_without_ports_and_paths() -> None:
         "baseline --fast": ("set", None),
         "baseline --block-size": (None, "16"),
     }
+
+
+def gpu(clock: float, capped: float) -> Telemetry:
+    figures = GpuFigures(
+        index="0",
+        name="X",
+        engine=True,
+        energy_j=None,
+        energy_by=None,
+        gauges={"sm_clock_mhz": Gauge(mean=clock, least=clock, most=clock, n=9)},
+        throttled={"power limit": capped},
+    )
+    return Telemetry(
+        interval_s=1.0,
+        missing={},
+        engine={},
+        preemptions=None,
+        prefix_hit_rate=None,
+        host={},
+        host_totals={},
+        gpus=(figures,),
+        energy_j=None,
+        energy_of=None,
+        joules_per_output_token=None,
+    )
+
+
+def test_slower_clocks_and_a_busy_machine_are_causes_as_well() -> None:
+    quiet = {"environment": {"cores_usable": 2, "load_average": [0.1, 0, 0]}}
+    busy = {"environment": {"cores_usable": 2, "load_average": [3.5, 0, 0]}}
+    a = stored("a", cells_of(SPEEDS, telemetry=gpu(1980, 0.0)), manifest=quiet)
+    b = stored("b", cells_of(SPEEDS, telemetry=gpu(1755, 0.4)), manifest=busy)
+    assert {d.key: (d.reference, d.candidate) for d in versus(b, a).differences} == {
+        "load average at the beginning": ("0.1", "3.5"),
+        "GPU clock, mean": ("1980 MHz", "1755 MHz"),
+        "clocks held back by power limit": ("0%", "40%"),
+    }
+    assert versus(stored("b", cells_of(SPEEDS, telemetry=gpu(1975, 0.01)), manifest=quiet), a) == (
+        msgspec.structs.replace(versus(a, a), candidate="b", run_ids=("id-b",))
+    )
 
 
 def test_an_unread_engine_environment_is_no_difference() -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from harness.analyse.across.differences import differences
+from harness.analyse.across.conditions import conditions
+from harness.analyse.across.differences import differences, ordered
 from harness.analyse.across.matching import hindrances, left_out, match
 from harness.analyse.across.metrics import FAMILIES
 from harness.analyse.across.records import Across, Difference, Group, Row, Stored, Versus
@@ -75,7 +76,7 @@ def _check_alike(group: Group) -> None:
 def _found(reference: Group, candidate: Group, wanted: Wanted) -> _Found:
     a, b = reference.last, candidate.last
     matched = match(a, b, anyway=wanted.anyway)
-    told = differences(a, b, matched.engines)
+    told = [*differences(a, b, matched.engines), *conditions(a, b)]
     why = hindrances(a, b, matched, told)
     if why and not wanted.anyway:
         raise UsageError(
@@ -92,7 +93,7 @@ def _found(reference: Group, candidate: Group, wanted: Wanted) -> _Found:
         )
     return _Found(
         candidate=candidate,
-        differences=tuple(told),
+        differences=ordered(told),
         hindrances=tuple(why),
         left_out=(*left_out(a, b, matched), *rows.alone()),
         void=void,

@@ -6,7 +6,7 @@ has of its own, such as its time, its ports and its folder, is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -62,15 +62,19 @@ MEMORY_SHARE = 0.02
 
 
 def differences(a: Stored, b: Stored, engines: Mapping[str, str]) -> list[Difference]:
-    """Everything that differs, what hinders a comparison first.
+    """Everything that differs in how the two were made.
 
     `engines`: each of `a` that is compared, and the one of `b` that it is compared with.
     """
     found = [d for names in engines.items() for d in _of_engine(a, b, names)]
     found += [*_software(a.run.manifest, b.run.manifest)]
     found += [*_machine(a.run.manifest.environment, b.run.manifest.environment)]
-    unique = list(dict.fromkeys(found))
-    return sorted(unique, key=lambda d: (not d.blocks, not d.affects))
+    return found
+
+
+def ordered(found: Iterable[Difference]) -> tuple[Difference, ...]:
+    """Each once: what hinders a comparison first, then what may move figures."""
+    return tuple(sorted(dict.fromkeys(found), key=lambda d: (not d.blocks, not d.affects)))
 
 
 def _of_engine(a: Stored, b: Stored, names: tuple[str, str]) -> Iterator[Difference]:
