@@ -260,6 +260,7 @@ def _before(versus: Versus) -> list[RenderableType]:
             parts.append(Padding(text, (0, 0, 0, 2)))
     else:
         parts.append(Text("Differences: none that is recorded.", style="bold"))
+    parts += [Padding(Text(f"! {line}"), (0, 0, 0, 2)) for line in versus.mixed]
     if versus.left_out:
         parts.append(Text("Not compared:", style="bold"))
         parts += [Padding(Text(line), (0, 0, 0, 2)) for line in versus.left_out]
@@ -334,6 +335,7 @@ def _markdown_differences(versus: Versus) -> list[str]:
             lines.append(f"| {escape(d.key)} | {ends[0]} | {ends[1]} | {areas(d)[1:-1]} |")
     else:
         lines.append("None that is recorded.")
+    lines += ["", *(f"- {escape(line)}" for line in versus.mixed)] if versus.mixed else []
     if versus.left_out:
         lines += ["", "Not compared:", "", *(f"- {escape(line)}" for line in versus.left_out)]
     return [*lines, ""]

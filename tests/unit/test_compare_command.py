@@ -302,6 +302,18 @@ def test_blocks_where_many_requests_failed_have_no_verdict() -> None:
     assert told.note == "more than 5% of the requests of a block failed"
     assert row(rows, "output_tokens_per_s", "ratio").verdict == "undecided"
     assert row(rows, "output_tokens_per_s").verdict == "worse"
+    assert row(rows, "startup_s", "baseline").verdict == "same"
+
+
+def test_a_forced_acceptance_has_no_verdict_and_leaves_the_baseline_its_own() -> None:
+    plan = Plan(speculative=Plan().speculative.__class__(forced_length=2.0))
+    rows = rows_of(stored("b", cells_of(SLOWER), plan=plan))
+    told = row(rows, "output_tokens_per_s")
+    assert (told.verdict, told.note) == (
+        "undecided",
+        "an acceptance that was forced says nothing",
+    )
+    assert row(rows, "output_tokens_per_s", "baseline").verdict == "worse"
 
 
 def test_p99_needs_enough_requests_and_positions_stop_where_one_has_no_more() -> None:
@@ -383,6 +395,16 @@ def test_runs_of_two_kinds_do_not_stand_for_each_other() -> None:
     mixed = group(stored("a"), stored("b", cells_of(SPEEDS, load=C4)), label="last 2")
     with pytest.raises(UsageError, match="last 2: a and b cannot stand for each other"):
         compare_groups([mixed, group(stored("c"))], Wanted())
+
+
+def test_a_side_says_in_what_its_runs_are_not_alike() -> None:
+    newer = stored("b", manifest={"versions": {"torch": "2.14.0"}})
+    across = compare_groups([group(stored("a"), newer, label="last 2"), group(newer)], Wanted())
+    (versus,) = across.comparisons
+    assert versus.differences == ()
+    assert versus.mixed == ("the runs of last 2 are not alike in: torch",)
+    assert versus.mixed[0] in render_text(across)
+    assert versus.mixed[0] in render_markdown(across)
 
 
 def test_loads_are_matched_without_how_long_they_were_driven() -> None:

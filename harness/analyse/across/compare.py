@@ -34,8 +34,7 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
 def compare_groups(groups: Sequence[Group], wanted: Wanted) -> Across:
     """The first against each of the others. Raises `UsageError` where they cannot be compared."""
     reference, *candidates = groups
-    for group in groups:
-        _check_alike(group)
+    ours, *theirs = [_mixed(group) for group in groups]
     found = [_found(reference, candidate, wanted) for candidate in candidates]
     rows = iter(decided([m for f in found for m in f.measured]))
     return Across(
@@ -48,10 +47,11 @@ def compare_groups(groups: Sequence[Group], wanted: Wanted) -> Across:
                 differences=f.differences,
                 hindrances=f.hindrances,
                 left_out=f.left_out,
+                mixed=(*ours, *own),
                 void=f.void,
                 rows=tuple(next(rows) for _ in f.measured),
             )
-            for f in found
+            for f, own in zip(found, theirs, strict=True)
         ),
     )
 
@@ -60,8 +60,9 @@ def _ids(group: Group) -> tuple[str, ...]:
     return tuple(run.summary.run_id for run in group.runs)
 
 
-def _check_alike(group: Group) -> None:
-    """Raise `UsageError` where a side's runs cannot stand for each other."""
+def _mixed(group: Group) -> list[str]:
+    """In what the runs of a side are not alike. Raises `UsageError` where they are of two kinds."""
+    keys: dict[str, None] = {}
     for run in group.runs[:-1]:
         same = match(run, group.last, anyway=False)
         told = differences(run, group.last, same.engines)
@@ -71,6 +72,8 @@ def _check_alike(group: Group) -> None:
                 f"{group.label}: {run.label} and {group.last.label} cannot stand for each other "
                 f"({'; '.join(why)}): choose runs of one kind"
             )
+        keys.update((d.key, None) for d in ordered(told) if d.affects)
+    return [f"the runs of {group.label} are not alike in: {', '.join(keys)}"] if keys else []
 
 
 def _found(reference: Group, candidate: Group, wanted: Wanted) -> _Found:

@@ -182,7 +182,7 @@ class Rows:
         both = list(zip(self.sides, (key, other), strict=True))
         for side, k in both:
             for run in side.runs:
-                if k.engine in run.plans and forced_length(run.plans[k.engine]) is not None:
+                if k.side != "baseline" and _forced(run, k):
                     return "an acceptance that was forced says nothing"
                 if _many_failed(run, k):
                     return f"more than {MOST_FAILED:.0%} of the requests of a block failed"
@@ -196,13 +196,17 @@ def _starts(blocks: Mapping[Unit, Reading]) -> int:
     return len({repeat for repeat, _ in blocks})
 
 
+def _forced(run: Stored, key: Key) -> bool:
+    plan = run.plans.get(key.engine)
+    return plan is not None and forced_length(plan) is not None
+
+
 def _many_failed(run: Stored, key: Key) -> bool:
+    """Of a block that the figure is of; a start's figures are of no request."""
     cells = [
         c.metrics
         for c in ended(run)
-        if c.engine == key.engine
-        and key.load in (None, plain(c.load))
-        and key.side in (c.variant, "ratio")
+        if c.engine == key.engine and key.load == plain(c.load) and key.side in (c.variant, "ratio")
     ]
     return any(
         m.requests_failed > MOST_FAILED * (m.requests_failed + m.requests_ok) for m in cells if m
