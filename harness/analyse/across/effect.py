@@ -90,7 +90,7 @@ def effect(reference: Sample, candidate: Sample, *, unpaired: str | None) -> Eff
         unpaired = "not the same blocks were measured"
     if unpaired is None:
         found = log_mean([b[unit] - a[unit] for unit in a])
-        method = f"{units[0]} paired {reference.what}, {INTERVAL}"
+        method = f"{_counted(units[0], reference.what, 'paired')}, {INTERVAL}"
     else:
         found, how = apart(list(a.values()), list(b.values()))
         method = f"{_said(units, reference.what, candidate.what)}, {how}"
@@ -106,12 +106,14 @@ def effect(reference: Sample, candidate: Sample, *, unpaired: str | None) -> Eff
 
 
 def _said(units: tuple[int, int], a: str, b: str) -> str:
-    ends = [f"{n} {_one(what) if n == 1 else what}" for n, what in zip(units, (a, b), strict=True)]
-    return f"{ends[0]} against {ends[1]}, unpaired"
+    return f"{_counted(units[0], a)} against {_counted(units[1], b)}, unpaired"
 
 
-def _one(what: str) -> str:
-    return "block" if what == ONE_START else what.removesuffix("s")
+def _counted(n: int, what: str, how: str = "") -> str:
+    """So many units in words: 3 paired starts, 1 run, 1 block of one start."""
+    first, _, rest = what.partition(" ")
+    words = [str(n), how, first.removesuffix("s") if n == 1 else first, rest]
+    return " ".join(word for word in words if word)
 
 
 def apart(a: Sequence[float], b: Sequence[float]) -> tuple[LogMean, str]:
