@@ -69,7 +69,9 @@ def selected(text: str, results: Path, *, without: Sequence[str]) -> Group:
     from harness.history.store import open_history
 
     query, last = parse_selection(text)
-    found = open_history(results).runs(query)
+    # Of so many, as the folders in `without` may be among the newest.
+    most = None if last is None else last + len(without)
+    found = open_history(results).runs(query, most=most)
     given = {os.path.realpath(folder) for folder in without}
     places = [place for place in found if os.path.realpath(results / place) not in given]
     places = places[-last:] if last is not None else places

@@ -26,6 +26,7 @@ LABELS = {
     "goodput_per_s": "goodput, requests/s",
     "acceptance_length": "acceptance length",
     "acceptance_rate": "acceptance rate",
+    "answered": "answered requests",
     "task_accuracy": "task accuracy",
     "identical": "identical outputs",
     "startup_s": "start-up, s",

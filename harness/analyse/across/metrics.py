@@ -13,7 +13,7 @@ from harness.measure.metrics import DEFINITIONS, Better
 
 LATENCIES = COMPARED[1:]
 PARTS = ("mean", "p50", "p99")
-SHARES = ("task_accuracy", "identical")
+SHARES = ("answered", "task_accuracy", "identical")
 POSITION = "per_position"
 GPU_MEMORY = "gpu.memory_used_bytes.most"
 
@@ -45,6 +45,7 @@ FIGURES: dict[str, Figure] = {
     "acceptance_length": _defined("acceptance_length", "acceptance", "figure"),
     "acceptance_rate": _defined("acceptance_rate", "acceptance", "figure"),
     POSITION: _defined(POSITION, "acceptance", "detail"),
+    "answered": Figure(unit="fraction", better="higher", area="output", kind="figure"),
     "task_accuracy": _defined("task_accuracy", "output", "figure"),
     "identical": Figure(unit="fraction", better="higher", area="output", kind="figure"),
     "startup_s": Figure(unit="s", better="lower", area="start-up", kind="figure"),

@@ -110,6 +110,9 @@ def _figures(cell: CellSummary, metrics: Metrics) -> Iterator[tuple[str, Reading
             value = getattr(told, part)
             if value is not None and (part != "p99" or told.n >= TAIL_NEEDS):
                 yield f"{name}.{part}", Reading(above=value)
+    asked = metrics.requests_ok + metrics.requests_failed + metrics.requests_dropped
+    if asked:
+        yield "answered", Reading(above=metrics.requests_ok, below=asked)
     if metrics.task_accuracy is not None and metrics.task_n:
         right = metrics.task_accuracy * metrics.task_n
         yield "task_accuracy", Reading(above=right, below=metrics.task_n)

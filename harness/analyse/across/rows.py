@@ -184,7 +184,7 @@ class Rows:
             for run in side.runs:
                 if k.side != "baseline" and _forced(run, k):
                     return "an acceptance that was forced says nothing"
-                if _many_failed(run, k):
+                if k.metric != "answered" and _many_failed(run, k):
                     return f"more than {MOST_FAILED:.0%} of the requests of a block failed"
         if self.by_run:
             return None

@@ -1,4 +1,4 @@
-"""Shares of prompts: right answers, and answers equal to the baseline's. Prompts are the units.
+"""Shares of prompts: answered, answered right, or as the baseline did. Prompts are the units.
 
 The starts of one engine answer a prompt alike, greedily in any case. Over starts such a share has
 no spread at all, and one prompt that tips over at a near-tie would pass for a certain change. So
@@ -34,7 +34,10 @@ class Answers:
         self._hits: dict[Key, dict[str | None, dict[str, list[bool]]]] = {}
 
     def shares(self, key: Key) -> Shares:
-        """The share of each prompt's answers that `key.metric` counts; of first turns alone."""
+        """The share of each prompt's requests that `key.metric` counts.
+
+        Of answers those to first turns alone: a later one's question depends on what was answered.
+        """
         whole = key._replace(category=None)
         if whole not in self._hits:
             self._hits[whole] = _by_category(self._judged(whole))
@@ -52,7 +55,8 @@ class Answers:
             if key.metric == "identical":
                 found += [_identical(*both) for both in pairs(cells)]
             else:
-                found += [_right(c.ok) for c in cells if c.cell.variant == key.side]
+                look = _answered if key.metric == "answered" else _right
+                found += [look(c) for c in cells if c.cell.variant == key.side]
         return found
 
 
@@ -71,10 +75,14 @@ def _by_category(parts: Sequence[_Judged]) -> dict[str | None, dict[str, list[bo
     return found
 
 
-def _right(table: RequestTable) -> _Judged:
-    correct = table.ints("correct")
-    rows = np.flatnonzero(correct.known & (table.ints("turn").values == 0))
-    return _told(table.take(rows), correct.values[rows] != 0)
+def _answered(data: CellData) -> _Judged:
+    return _told(data.records, data.records.answered)
+
+
+def _right(data: CellData) -> _Judged:
+    correct = data.ok.ints("correct")
+    rows = np.flatnonzero(correct.known & (data.ok.ints("turn").values == 0))
+    return _told(data.ok.take(rows), correct.values[rows] != 0)
 
 
 def _identical(base: CellData, cand: CellData) -> _Judged:
