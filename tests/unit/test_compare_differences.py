@@ -208,6 +208,14 @@ def test_runs_that_cannot_be_compared_say_so_in_one_line(b: Any, said: str) -> N
     assert "\n" not in text
 
 
+def test_more_prompts_of_the_same_kind_can_be_compared() -> None:
+    found = versus(stored("b", plan=Plan(workload=WorkloadSection(num_prompts=50))))
+    assert [d.key for d in found.differences] == ["workload.num_prompts"]
+    assert {row.unpaired for row in found.rows if row.load and row.area == "speed"} == {
+        "workload.num_prompts is not the same"
+    }
+
+
 def test_anyway_compares_them_and_keeps_saying_why_not() -> None:
     found = versus(stored("b", cells_of(SPEEDS, load=C4)), anyway=True)
     assert found.hindrances == ("another load: concurrency 1 -> concurrency 4",)

@@ -49,6 +49,8 @@ SILENT = ("why", "description", "engines", "expect", "name")
 UNSEEN = ("engine.port", "target.path", "drafter.path", "engine.startup_deadline_s")
 """Told elsewhere, or of no consequence: where a checkpoint lies is not what it is."""
 WORKLOAD = ("workload.", "sampling.temperature", "sampling.top_p", "sampling.top_k")
+SAME_WORKLOAD = ("workload.num_prompts",)
+"""More prompts of the same kind: the starts do not pair, but may be compared."""
 MACHINE = {
     "cpu": "CPU",
     "cores_usable": "usable cores",
@@ -116,7 +118,7 @@ def _plan(a: dict[str, Any], b: dict[str, Any], prefix: str) -> Iterator[Differe
     for key in dict.fromkeys((*was, *is_)):
         ends = was.get(key), is_.get(key)
         if ends[0] != ends[1] and key not in UNSEEN:
-            blocks = key.startswith(WORKLOAD)
+            blocks = key.startswith(WORKLOAD) and key not in SAME_WORKLOAD
             yield _difference(f"{prefix}{key}", ends, moves(key), blocks=blocks)
 
 
