@@ -16,6 +16,7 @@ from harness.analyse.across.rows import Wanted
 from harness.errors import UsageError
 from harness.findings import Gauge, GpuFigures, Telemetry
 from harness.plan.schema import (
+    ClientSection,
     EngineSection,
     Flag,
     Plan,
@@ -122,7 +123,7 @@ def test_what_matters_stands_before_what_moves_nothing() -> None:
 
 def test_commands_are_compared_without_ports_and_paths() -> None:
     argv = ("/venv/bin/python", "-m", "x", "--model", "/a/b", "--port", "1", "--seed=0", "--fast")
-    assert flags_of(argv) == {"--seed": "0", "--fast": ""}
+    assert flags_of((*argv, "--api-key", "x")) == {"--seed": "0", "--fast": "", "--api-key": "set"}
     other = (*argv[:5], "--port", "2", "--seed=0", "--block-size", "16")
     a = stored("a", argv={"reference baseline": argv})
     found = told(stored("b", argv={"reference baseline": other}), a)
@@ -206,6 +207,21 @@ def test_runs_that_cannot_be_compared_say_so_in_one_line(b: Any, said: str) -> N
     assert said in text
     assert "--anyway" in text
     assert "\n" not in text
+
+
+def test_a_secret_is_told_to_differ_and_not_shown() -> None:
+    def plan(value: str) -> Plan:
+        return Plan(
+            client=ClientSection(headers={"Authorization": f"Bearer {value}"}),
+            engine=EngineSection(extra_env={"HF_TOKEN": value, "OMP_NUM_THREADS": value}),
+        )
+
+    found = told(stored("b", plan=plan("2")), stored("a", plan=plan("1")))
+    assert {key: (d.reference, d.candidate) for key, d in found.items()} == {
+        "client.headers.Authorization": ("one value", "another"),
+        "engine.extra_env.HF_TOKEN": ("one value", "another"),
+        "engine.extra_env.OMP_NUM_THREADS": ("1", "2"),
+    }
 
 
 def test_more_prompts_of_the_same_kind_can_be_compared() -> None:

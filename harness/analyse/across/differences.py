@@ -6,6 +6,7 @@ has of its own, such as its time, its ports and its folder, is passed over.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -51,6 +52,8 @@ UNSEEN = ("engine.port", "target.path", "drafter.path", "engine.startup_deadline
 WORKLOAD = ("workload.", "sampling.temperature", "sampling.top_p", "sampling.top_k")
 SAME_WORKLOAD = ("workload.num_prompts",)
 """More prompts of the same kind: the starts do not pair, but may be compared."""
+SECRET = re.compile(r"^client\.headers\.|token$|key$|secret|password", re.IGNORECASE)
+"""Keys whose values are not for a page that others read."""
 MACHINE = {
     "cpu": "CPU",
     "cores_usable": "usable cores",
@@ -119,6 +122,8 @@ def _plan(a: dict[str, Any], b: dict[str, Any], prefix: str) -> Iterator[Differe
         ends = was.get(key), is_.get(key)
         if ends[0] != ends[1] and key not in UNSEEN:
             blocks = key.startswith(WORKLOAD) and key not in SAME_WORKLOAD
+            if SECRET.search(key):
+                ends = was.get(key) and "one value", is_.get(key) and "another"
             yield _difference(f"{prefix}{key}", ends, moves(key), blocks=blocks)
 
 
@@ -166,7 +171,7 @@ def flags_of(argv: tuple[str, ...]) -> dict[str, str]:
         elif name is not None:
             found[name] = f"{found[name]} {word}".strip()
     return {
-        flag: value
+        flag: "set" if SECRET.search(flag) else value
         for flag, value in found.items()
         if "port" not in flag and "/" not in value and flag not in ("-m", "-c")
     }
