@@ -47,8 +47,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(engines_app, name="engines")
-register_compare(app)
-register_history(app)
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Engines = Annotated[
@@ -347,6 +345,8 @@ def doctor(
     raise typer.Exit(1 if fails else 0)
 
 
+register_compare(app)
+register_history(app)
 for _command in (*app.registered_commands, *engines_app.registered_commands):
     _command.cls = Command
 

@@ -36,11 +36,11 @@ def conclude(folder: RunFolder, run: RunData) -> Summary:
     summary = msgspec.structs.replace(summary, verdict=tuple(verdict_sentences(summary)))
     folder.write_summary(summary)
     folder.write_profiles(profiles(run))
-    write_points(folder, run, summary)
+    keep_points(folder, run, summary)
     return summary
 
 
-def write_points(folder: RunFolder, run: RunData, summary: Summary) -> None:
+def keep_points(folder: RunFolder, run: RunData, summary: Summary) -> None:
     """The summary's scalars as Parquet. The history makes the file anew where it is missing."""
     from harness.history.parquet import POINTS, write_points
     from harness.history.points import points_of

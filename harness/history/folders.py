@@ -57,7 +57,7 @@ def find(root: Path) -> list[Found]:
     return sorted(found, key=lambda f: f.place)
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _identity(path: Path | bytes) -> tuple[int, int]:
     told = os.stat(path)
     return told.st_dev, told.st_ino
 
@@ -91,13 +91,15 @@ def _entry(
             return
         yield from _folder(root, place, seen, depth)
     except OSError as error:
+        if error.errno == errno.ENOENT and not entry.is_symlink():
+            return  # gone since the folder was listed
         reason = LINKS.get(error.errno or 0) or (error.strerror or "unreadable").lower()
         yield Found(place=place, kind="run", reason=reason)
 
 
 def _folder(root: Path, place: bytes, seen: set[tuple[int, int]], depth: int) -> Iterator[Found]:
     """A folder is a run's, an import's, or holds such; one that is nothing of these is told."""
-    path = root / os.fsdecode(place)
+    path = os.path.join(os.fsencode(root), place)
     stamps = stamps_of(path, WATCHED)
     if any(stamps[: WATCHED.index(MANIFEST) + 1]):
         yield Found(place=place, kind="run", stamps=stamps)
@@ -106,11 +108,11 @@ def _folder(root: Path, place: bytes, seen: set[tuple[int, int]], depth: int) ->
     if imported[0] is not None:
         yield Found(place=place, kind="import", stamps=imported)
         return
-    sweep, ours = os.path.exists(path / SWEEP), place in HOLDERS
+    sweep, ours = os.path.exists(os.path.join(path, SWEEP.encode())), place in HOLDERS
     inside = os.path.join(place, b"runs") if sweep else place
     below: list[Found] = []
     identity = _identity(path)
-    if depth and identity not in seen and (not sweep or os.path.isdir(path / "runs")):
+    if depth and identity not in seen and (not sweep or os.path.isdir(os.path.join(path, b"runs"))):
         seen.add(identity)
         below = list(_below(root, inside, seen, depth - 1 if ours else min(depth - 1, 1)))
     if sweep or ours or any(f.reason is None for f in below):

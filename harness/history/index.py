@@ -190,7 +190,8 @@ class Builder:
         import numpy as np
 
         columns: dict[str, np.ndarray[Any, Any]] = {}
-        turned = list(zip(*self._rows, strict=True)) or [()] * (len(COLUMNS) + 1)
+        rows = self._rows[: sum(f.points for f in folders)]  # of a folder cut short, none
+        turned = list(zip(*rows, strict=True)) or [()] * (len(COLUMNS) + 1)
         for (name, kind), values in zip((*COLUMNS, ("n", "<i8")), turned, strict=True):
             added = np.array(values, kind)
             old = self._begun.columns[name] if self._begun else np.array([], kind)

@@ -162,33 +162,44 @@ def _names(told: Any) -> Iterator[str]:
 
 def carry_out(root: Path, going: Iterable[Going], told: Callable[[Going], None]) -> list[Staying]:
     """Remove the folders, each looked at once more first. Those that had to stay, and why."""
-    _finish_earlier(root)
+    left = [Staying(place=path.name, why=why) for path, why in _finish_earlier(root)]
     now = {unit.place: unit for unit in units_of(root)[0]}
-    left = []
     for one in going:
-        unit, folder = now.get(one.place), root / one.place
-        why = None
-        if unit is None or unit.created != one.created or unit.pinned is not None:
-            why = "has changed since"
-        else:
-            try:
-                with RunFolder(folder).claimed():
-                    away = root / f"{REMOVED}{one.place}"
-                    os.rename(folder, away)
-            except UsageError:
-                why = "being measured"
-            except OSError as error:
-                why = (error.strerror or "cannot be removed").lower()
+        unit = now.get(one.place)
+        same = unit is not None and unit.created == one.created and unit.pinned is None
+        why = _removed(root, one.place) if same else "has changed since"
         if why is None:
-            shutil.rmtree(away)
             told(one)
         else:
             left.append(Staying(place=one.place, why=why))
     return left
 
 
-def _finish_earlier(root: Path) -> None:
-    """What an interrupted removal left."""
-    for path in root.glob(f"{REMOVED}*"):
+def _removed(root: Path, place: str) -> str | None:
+    """Remove a folder; why it could not be, None where it is gone."""
+    away = root / f"{REMOVED}{place}"
+    try:
+        with RunFolder(root / place).claimed():
+            os.rename(root / place, away)
+    except UsageError:
+        return "being measured"
+    except OSError as error:
+        return (error.strerror or "cannot be renamed").lower()
+    return _gone(away)
+
+
+def _gone(away: Path) -> str | None:
+    try:
+        shutil.rmtree(away)
+    except OSError as error:
+        return f"{(error.strerror or 'failed').lower()}; what is left of it is {away.name}"
+    return None
+
+
+def _finish_earlier(root: Path) -> Iterator[tuple[Path, str]]:
+    """Remove what an interrupted removal left; what cannot be, and why."""
+    for path in sorted(root.glob(f"{REMOVED}*")):
         if not path.is_symlink() and path.is_dir():
-            shutil.rmtree(path)
+            why = _gone(path)
+            if why is not None:
+                yield path, why

@@ -42,12 +42,12 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[Point, ...]
 
 
-def stamps_of(folder: Path, names: tuple[str, ...]) -> Stamps:
+def stamps_of(folder: bytes, names: tuple[str, ...]) -> Stamps:
     """Each file's stamp, None where there is no such file."""
-    return tuple(_stamp(os.path.join(folder, name)) for name in names)
+    return tuple(_stamp(b"%b/%b" % (folder, name.encode())) for name in names)
 
 
-def _stamp(path: str) -> Stamp | None:
+def _stamp(path: bytes) -> Stamp | None:
     try:
         found = os.stat(path)
     except OSError:
@@ -77,6 +77,9 @@ def read_run(folder: Path) -> tuple[Summary, Manifest, Labels]:
         raise UsageError(f"no {SUMMARY}: not finished; see `python -m harness resume`")
     summary = _named(SUMMARY, read_bytes(folder / SUMMARY), Summary)
     manifest = _named(MANIFEST, read_bytes(folder / MANIFEST), Manifest)
+    if summary.run_id != manifest.run_id:
+        ours, theirs = one_line(summary.run_id, 60), one_line(manifest.run_id, 60)
+        raise UsageError(f"files of two runs: {SUMMARY} is of {ours}, {MANIFEST} of {theirs}")
     return summary, manifest, read_labels(folder)
 
 

@@ -166,8 +166,8 @@ def runs_table(rows: Sequence[RunRow]) -> Table:
     What all have in common has no column of its own.
     """
     profiles = {row.profile for row in rows}
-    table = _table("run", *(["profile"] if len(profiles) > 1 else []), "engine", "load")
-    for name in ("baseline", "spec.", "ratio (interval)", "accepted"):
+    table = _table("run", *(["profile"] if len(profiles) > 1 else []), "engine, load")
+    for name in ("base", "spec.", "ratio (interval)", "length"):
         table.add_column(name, justify="right", no_wrap=True)
     before = None
     for row in rows:
@@ -178,8 +178,7 @@ def runs_table(rows: Sequence[RunRow]) -> Table:
         table.add_row(
             _name(row) if first else "",
             *([profile] if len(profiles) > 1 else []),
-            words.one_line(row.engine, 20),
-            words.one_line(row.load, 24),
+            words.one_line(f"{row.engine} {row.load}", 40),
             words.number(row.baseline_tokens_per_s),
             words.number(row.speculative_tokens_per_s),
             "void" if row.void else ratio,
@@ -250,7 +249,7 @@ def _table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for name in columns:
         table.add_column(name, overflow="fold")
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ class History:
         if most is not None:
             rows = self._newest(rows, most)
         points = [self._table.point(row) for row in rows]
-        return sorted(points, key=lambda p: (p.created, p.run_id))
+        return sorted(points, key=attrgetter("created", "run_id"))
 
     def series(
         self, query: Query | None = None, /, *, most: int | None = None, **filters: Any
@@ -151,21 +152,32 @@ def _unchanged(known: Known, found: Found | None) -> bool:
 
 
 def _read(root: Path, table: Table, new: Sequence[Found], told: Told | None) -> Table:
-    builder, known = Builder(table), []
-    for number, found in enumerate(new, 1):
-        reason, points = found.reason, list[Point]()
-        if reason is None:
-            try:
-                points = read_points(found.path(root), found.kind)
-            except UsageError as error:
-                reason = str(error)
-        if points and found.kind == "run":
-            _keep_parquet(found.path(root), points)
-        placed = (msgspec.structs.replace(p, folder=found.shown) for p in points)
-        known.append(known_of(found, reason, builder.add(placed)))
-        if told is not None:
-            told(number, len(new))
+    """`table` with the folders in `new` behind it; an interruption keeps what was read so far."""
+    builder = Builder(table)
+    known: list[Known] = []
+    try:
+        for number, found in enumerate(new, 1):
+            reason, points = _points(root, found)
+            known.append(known_of(found, reason, builder.add(points)))
+            if told is not None:
+                told(number, len(new))
+    except BaseException:
+        save(root, builder.table(known))
+        raise
     return builder.table(known)
+
+
+def _points(root: Path, found: Found) -> tuple[str | None, list[Point]]:
+    """A folder's points, or the reason that there are none."""
+    if found.reason is not None:
+        return found.reason, []
+    try:
+        points = read_points(found.path(root), found.kind)
+    except UsageError as error:
+        return str(error), []
+    if found.kind == "run":
+        _keep_parquet(found.path(root), points)
+    return None, [msgspec.structs.replace(p, folder=found.shown) for p in points]
 
 
 def _keep_parquet(folder: Path, points: Sequence[Point]) -> None:

@@ -70,10 +70,12 @@ def _unit(root: Path, name: str) -> Unit:
     _only(folder, OF_A_SWEEP)
     swept = _swept(folder)
     runs = [_run(path, f"{name}/runs/{path.name}") for path in sorted((folder / "runs").iterdir())]
+    if not runs:
+        raise UsageError("a sweep of no runs")
     pinned = [read_labels(folder).pinned, *(run.pinned for run in runs)]
     return Unit(
         place=name,
-        created=max((run.created for run in runs), default=""),
+        created=max(run.created for run in runs),
         runs=(name, swept.sweep_id, *(told for run in runs for told in run.runs)),
         pinned=next((why for why in pinned if why is not None), None),
         what=f"sweep of {len(runs)} settings",

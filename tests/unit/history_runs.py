@@ -62,10 +62,10 @@ def small(run_id: str = "RUN-ID") -> Summary:
     )
 
 
-def write_many(root: Path, runs: int) -> None:
+def write_many(root: Path, runs: int, of: Summary | None = None) -> None:
     """Runs an hour apart, of one template: names, times and one speed differ."""
     root.mkdir(parents=True, exist_ok=True)
-    of = small()
+    of = of or small()
     summary_json = msgspec.json.encode(of)
     manifest_json = msgspec.json.encode(manifest(of, created="CREATED", plan=plan()))
     speed = f"{SPEED}".encode()
