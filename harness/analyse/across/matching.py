@@ -65,23 +65,14 @@ def hindrances(a: Stored, b: Stored, found: Match, told: Sequence[Difference]) -
 
 def left_out(a: Stored, b: Stored, found: Match) -> list[str]:
     """What only one of the two measured, in words."""
-    told = [
-        f"engine {name}: only in the reference" for name in a.plans if name not in found.engines
-    ]
-    told += [
-        f"engine {name}: only in the candidate"
-        for name in b.plans
-        if name not in found.engines.values()
-    ]
-    told += [
-        f"{load_words(load)}: only in the reference"
-        for load in loads_of(a)
-        if load not in found.loads
-    ]
-    theirs = found.loads.values()
-    told += [
-        f"{load_words(load)}: only in the candidate" for load in loads_of(b) if load not in theirs
-    ]
+    told: list[str] = []
+    for words, run, engines, loads in (
+        ("reference", a, found.engines.keys(), found.loads.keys()),
+        ("candidate", b, found.engines.values(), found.loads.values()),
+    ):
+        others = [f"engine {name}" for name in run.plans if name not in engines]
+        others += [load_words(load) for load in loads_of(run) if load not in loads]
+        told += [f"{what}: only in the {words}" for what in others]
     for variant in VARIANTS:
         has = [any(c.variant == variant for c in ended(s)) for s in (a, b)]
         if has[0] != has[1]:
