@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from harness import parameters
+from harness.cli_compare import register as register_compare
 from harness.cli_engines import engines_app
 from harness.cli_exchange import register as register_exchange
 from harness.cli_history import register as register_history
@@ -345,6 +346,7 @@ def doctor(
     raise typer.Exit(1 if fails else 0)
 
 
+register_compare(app)
 register_history(app)
 register_exchange(app)
 for _command in (*app.registered_commands, *engines_app.registered_commands):

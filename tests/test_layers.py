@@ -19,9 +19,9 @@ PACKAGES = ("harness", "engines", "drafters", "training")
 STORIES = (
     *("run", "prepare", "serving", "attach", "resume", "sweep", "capacity", "calibrate"),
     *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
-    *("telemetry", "sampler"),
+    *("telemetry", "sampler", "compare"),
 )
-COMMANDS = ("cli", "cli_engines", "cli_exchange", "cli_history")
+COMMANDS = ("cli", "cli_compare", "cli_engines", "cli_exchange", "cli_history")
 SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
 
