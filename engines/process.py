@@ -93,6 +93,12 @@ def check_port(host: str, port: int) -> None:
             ) from None
 
 
+def _absolute(spec: ServeSpec) -> ServeSpec:
+    """`spec` with checkpoints that are found from any folder."""
+    drafter, pair = (path and path.absolute() for path in (spec.drafter, spec.pair_drafter))
+    return replace(spec, target=spec.target.absolute(), drafter=drafter, pair_drafter=pair)
+
+
 class EngineProcess:
     """Starts what `adapter.launch(spec, workdir)` says and owns it until `stop()`.
 
@@ -116,8 +122,9 @@ class EngineProcess:
         secrets: Collection[str] = (),
     ) -> None:
         self.adapter = adapter
-        self.spec = spec
-        self.workdir = workdir
+        # The engine is started in another folder than this process runs in.
+        self.spec = _absolute(spec)
+        self.workdir = workdir.absolute()
         self.log_path = log_path
         self.deadline_s = deadline_s
         self._secrets = secrets

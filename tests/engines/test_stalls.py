@@ -118,7 +118,8 @@ def test_a_worker_that_was_stopped_while_it_loads(
 def _stop_all_at(process: EngineProcess, phase: str) -> None:
     end = time.monotonic() + 600
     while time.monotonic() < end:
-        if process.phases[-1].phase == phase and process.pid is not None:
+        # Or later: the demo's weights are read between two looks at the log.
+        if process.pid is not None and phase in {p.phase for p in process.phases}:
             for child in tree(process.pid):
                 with contextlib.suppress(psutil.Error):
                     child.send_signal(signal.SIGSTOP)
@@ -167,5 +168,7 @@ def test_clean_starts_raise_no_false_alarm(
     assert abs(told - process.ready_s) <= 0.02 * process.ready_s
     loads = [p for p in phases if p.weight_bytes is not None]
     assert [p.weight_bytes for p in loads] == [weights_size(demo_pair / "target")]
-    assert all(p.use is not None and p.use.rss_bytes > 0 for p in loads)
+    # What begins and ends between two looks, as 19 MB of weights do, has no sample of its own.
+    uses = [p.use for p in phases if (p.end_s or 0.0) - p.start_s >= 2.0]
+    assert uses and all(use is not None and use.rss_bytes > 0 for use in uses)
     assert not (tmp_path / "stall").exists()

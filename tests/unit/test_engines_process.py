@@ -187,6 +187,24 @@ def orphans(log: Path, n: int) -> list[int]:
     raise AssertionError(log.read_text())
 
 
+def test_a_folder_named_from_here_is_found_from_the_engines_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's own folder is another than the one that paths of the command line are from."""
+    monkeypatch.chdir(tmp_path)
+    spec = ServeSpec(target=Path("target"), served_name="x", port=free_port(), drafter=Path("d"))
+    process = EngineProcess(
+        FakeAdapter(Path("s"), "ok"),
+        spec,
+        workdir=Path("work"),
+        log_path=Path("log"),
+        deadline_s=1,
+    )
+    assert (process.spec.target, process.spec.drafter) == (tmp_path / "target", tmp_path / "d")
+    assert process.spec.pair_drafter is None
+    assert process.workdir == tmp_path / "work"
+
+
 def test_ready_phases_and_stop(make: Any) -> None:
     seen: list[str] = []
     engine = make("serve", on_phase=lambda phase, elapsed_s: seen.append(phase))
