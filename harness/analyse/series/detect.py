@@ -21,6 +21,7 @@ from harness.measure.metrics import Better
 
 MARGIN = 7
 """Where a change began is uncertain by some nights: a good version is taken from before them."""
+LARGEST = 1e100
 NONE_YET: Mapping[int, Decision] = {}
 
 
@@ -35,8 +36,10 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     unit: float | None
 
     def into(self, values: Floats) -> Floats:
-        """NaN stays NaN."""
-        return self.sign * (np.log(values) if self.unit is None else values / self.unit)
+        """NaN stays NaN, and what is too large for the scale becomes it."""
+        with np.errstate(over="ignore"):
+            placed = np.log(values) if self.unit is None else values / self.unit
+        return np.where(np.abs(placed) < LARGEST, self.sign * placed, np.nan)
 
     def errors_into(self, errors: Floats, values: Floats) -> Floats:
         """Standard errors on the scale; a missing one is NaN."""
@@ -74,7 +77,7 @@ def detect(
     config: Config = DEFAULT,
     decisions: Mapping[int, Decision] = NONE_YET,
 ) -> list[Change]:
-    """Every change of a series, by the night it was found; a suspicion of the last night comes last.
+    """Every change of a series by the night it was found; a suspicion of the last night is last.
 
     `values`: one for each calendar night, oldest first, None where nothing was measured; `errors`:
     the standard error of each by its own blocks, where known. `decisions`: what became of earlier
