@@ -156,6 +156,13 @@ def test_nothing_to_tell_is_told_as_nothing(values: list[float | None]) -> None:
     assert detect(values) == []
 
 
+def test_the_largest_numbers_overflow_nothing() -> None:
+    values = [1e-300 if t % 2 else 1e300 for t in range(40)] + [1e-300] * 20
+    for better in ("higher", "lower"):
+        for change in detect(values, better=better):
+            assert math.isfinite(change.after.ci_high or 0)
+
+
 @given(
     st.lists(
         st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.integers(-3, 3),

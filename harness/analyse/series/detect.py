@@ -21,7 +21,8 @@ from harness.measure.metrics import Better
 
 MARGIN = 7
 """Where a change began is uncertain by some nights: a good version is taken from before them."""
-LARGEST = 1e100
+LARGEST, LARGEST_LOG = 1e100, 700.0
+"""Beyond these the scale has no numbers left: values to leave out, ends of an interval to cut."""
 NONE_YET: Mapping[int, Decision] = {}
 
 
@@ -52,7 +53,9 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
         return Interval(value=self._back(place), ci_low=ends[0], ci_high=ends[1])
 
     def _back(self, place: float) -> float:
-        return math.exp(self.sign * place) if self.unit is None else self.sign * place * self.unit
+        if self.unit is None:
+            return math.exp(min(self.sign * place, LARGEST_LOG))
+        return self.sign * place * self.unit
 
     def ratio(self, loss: float, half: float) -> Interval | None:
         """After over before, with its interval; None where differences are not ratios."""
