@@ -13,7 +13,14 @@ import msgspec
 import numpy as np
 
 from harness.analyse.series.records import DEFAULT
-from harness.analyse.series.simulated import MONTH, NIGHTS, SERIES, Model, histories
+from harness.analyse.series.simulated import (
+    MONTH,
+    NIGHTS,
+    SERIES,
+    Model,
+    histories,
+    together,
+)
 from harness.analyse.series.trial import RULES, found_within
 from harness.analyse.statistics import wilson
 
@@ -23,7 +30,7 @@ DROPS = (0.02, 0.03, 0.04)
 LOSS = 0.05
 DELAYS = (1, 2, 3, 7, 14, MONTH, MONTH + 7)
 HISTORIES = 5
-"""Histories of SERIES series for each line of the table."""
+"""Histories of SERIES series of each kind."""
 NORMAL_95 = 1.959964
 MOST_FALSE, LEAST_POWER = 1e-3, 0.90
 VARIED: dict[str, dict[str, float]] = {
@@ -77,19 +84,6 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     series: int = 0
     found: tuple[int, ...] = (0,) * len(DELAYS)
 
-    def plus(self: Self, other: Tally) -> Tally:
-        """Both together."""
-        return Tally(
-            setting=self.setting,
-            rule=self.rule,
-            alarms=self.alarms + other.alarms,
-            nights=self.nights + other.nights,
-            again=self.again + other.again,
-            blocks=self.blocks + other.blocks,
-            series=self.series + other.series,
-            found=tuple(a + b for a, b in zip(self.found, other.found, strict=True)),
-        )
-
     def within(self: Self, nights: int) -> int:
         """Series whose change was found so soon."""
         return self.found[DELAYS.index(nights)]
@@ -109,10 +103,22 @@ def settings() -> list[tuple[Setting, tuple[str, ...]]]:
     return found
 
 
-def tally(setting: Setting, rules: Sequence[str], seed: Sequence[int], series: int) -> list[Tally]:
-    """One history, and what each rule does in it. The same seed draws the same history."""
-    rng = np.random.default_rng(seed)
-    drawn = histories(rng, setting.model, series=series, drop=setting.drop, nights=setting.nights)
+def tally(
+    setting: Setting, rules: Sequence[str], seed: Sequence[int], series: int, runs: int = 1
+) -> list[Tally]:
+    """`runs` histories, and what each rule does in them. The same seed draws the same."""
+    drawn = together(
+        [
+            histories(
+                np.random.default_rng([*seed, run]),
+                setting.model,
+                series=series,
+                drop=setting.drop,
+                nights=setting.nights,
+            )
+            for run in range(runs)
+        ]
+    )
     told = []
     for index, rule in enumerate(rules):
         got = RULES[rule](drawn, np.random.default_rng([*seed, index]), DEFAULT)
@@ -140,19 +146,14 @@ def simulate(
 ) -> list[Tally]:
     """Every setting, `runs` histories of `series` series each; progress to stderr."""
     jobs = [
-        (setting, rules, (seed, index, run), series)
+        (setting, rules, (seed, index), series, runs)
         for index, (setting, rules) in enumerate(settings())
-        for run in range(runs)
     ]
-    sums: dict[tuple[Setting, str], Tally] = {}
-    for told in _done(jobs, processes):
-        for one in told:
-            key = (one.setting, one.rule)
-            sums[key] = sums[key].plus(one) if key in sums else one
-    return [sums[setting, rule] for setting, rules in settings() for rule in rules]
+    found = {(t.setting, t.rule): t for told in _done(jobs, processes) for t in told}
+    return [found[setting, rule] for setting, rules in settings() for rule in rules]
 
 
-Job = tuple[Setting, Sequence[str], Sequence[int], int]
+Job = tuple[Setting, Sequence[str], Sequence[int], int, int]
 
 
 def _done(jobs: Sequence[Job], processes: int) -> Iterable[list[Tally]]:
@@ -170,7 +171,7 @@ def _done(jobs: Sequence[Job], processes: int) -> Iterable[list[Tally]]:
 
 def _progress(done: int, of: int, every: int) -> None:
     if done % every == 0 or done == of:
-        print(f"{done} of {of} histories", file=sys.stderr, flush=True)
+        print(f"{done} of {of} kinds of histories", file=sys.stderr, flush=True)
 
 
 def text_of(tallies: Sequence[Tally]) -> str:
