@@ -41,7 +41,7 @@ def main() -> int:
     print(f"{took:.0f} s with {given.processes} processes", file=sys.stderr)
     if given.write:
         drawn = (
-            f"Of each kind {given.runs} histories of {given.series} series over 120 nights, seed "
+            f"Each line of {given.runs} x {given.series} series over 120 nights, seed "
             f"{given.seed}; in brackets 95% intervals (Wilson)."
         )
         put(PAGE, BEGIN, END, f"{drawn}\n\n{text}")

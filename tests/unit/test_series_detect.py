@@ -47,6 +47,15 @@ def test_a_step_is_found_where_it_is_with_its_size(seed: int) -> None:
     assert found.difference == pytest.approx(found.after.value - found.before.value)
 
 
+def test_the_size_is_told_with_an_interval_that_mostly_holds_it() -> None:
+    held = 0
+    for seed in range(40):
+        found = next(c for c in detect(stepped(seed, -0.05).tolist()) if c.certain)
+        assert found.effect and found.effect.ci_low and found.effect.ci_high
+        held += found.effect.ci_low <= 0.95 <= found.effect.ci_high
+    assert held >= 33
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_slow_loss_is_found_within_its_month(seed: int) -> None:
     values = noisy(seed)

@@ -121,7 +121,7 @@ def tally(
     )
     told = []
     for index, rule in enumerate(rules):
-        got = RULES[rule](drawn, np.random.default_rng([*seed, index]), DEFAULT)
+        got = RULES[rule](drawn, np.random.default_rng([*seed, 0, index]), DEFAULT)
         same = np.arange(NIGHTS) < drawn.at[:, None]
         same[:, : DEFAULT.learn] = False
         changed = drawn.at < NIGHTS

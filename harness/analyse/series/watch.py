@@ -150,7 +150,7 @@ class Watch:
         return Contrasts(
             z=np.where(usable, z, np.nan),
             loss=np.where(usable, loss, np.nan),
-            error=error / np.maximum(square, 1e-300),
+            error=error / np.maximum(square, 1e-300) * _median_wider(template),
             level=level,
             level_error=noise.sigma * np.sqrt(level_variance),
             nights=known.sum(axis=1).astype(float),
@@ -227,6 +227,11 @@ def _loss(template: Template, raw: Floats, off: Floats, weights: Floats) -> Floa
         return median(raw)
     square = np.maximum((weights**2).sum(axis=1), 1e-300)
     return np.asarray((weights * np.where(np.isfinite(off), off, 0.0)).sum(axis=1) / square)
+
+
+def _median_wider(template: Template) -> float:
+    """How much less sure a median is than the mean, of normal values."""
+    return math.sqrt(math.pi / 2) if template.kind == "step" and template.nights >= 3 else 1.0
 
 
 def _pick(every: list[Contrasts], best: Ints) -> Contrasts:
