@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from harness.analyse.series.records import DEFAULT, Change, Config, Confirmation
+from harness.analyse.series.records import DEFAULT, Answer, Change, Config, Confirmation
 from harness.analyse.statistics import t_quantile
 from harness.findings import Interval
 from harness.measure.metrics import Better
@@ -160,12 +160,8 @@ def _too_few(change: Change, config: Config) -> Confirmation:
     )
 
 
-def _said(verdict: str, effect: Interval, machine: Interval | None, why: str) -> Confirmation:
-    return msgspec.convert(
-        {"verdict": verdict, "effect": effect, "machine": machine, "why": why, "more": 0},
-        Confirmation,
-        from_attributes=True,
-    )
+def _said(verdict: Answer, effect: Interval, machine: Interval | None, why: str) -> Confirmation:
+    return Confirmation(verdict=verdict, effect=effect, machine=machine, why=why, more=0)
 
 
 def _ruler(change: Change, values: Sequence[float], better: Better | None) -> Ruler:

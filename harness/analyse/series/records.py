@@ -10,6 +10,7 @@ from harness.findings import Interval
 
 Kind = Literal["step", "drift"]
 Direction = Literal["worse", "better"]
+Answer = Literal["confirmed", "refuted", "machine", "undecided"]
 Decision = Literal["confirmed", "accepted", "refuted", "machine"]
 """What became of a suspicion.
 
@@ -91,7 +92,7 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     further blocks of each that are worth running now, 0 when no more will help tonight.
     """
 
-    verdict: Literal["confirmed", "refuted", "machine", "undecided"]
+    verdict: Answer
     effect: Interval
     machine: Interval | None
     why: str
