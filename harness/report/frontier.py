@@ -202,10 +202,11 @@ def _frontier(found: Capacity) -> Plot:
     axes.set_ylabel(f"output tokens/s a {what}")
     axes.set_title("Speed of one user against throughput")
     _finish(axes)
-    return Plot(
-        name="frontier",
+    return style.finished(
+        figure,
+        "frontier",
+        "speed",
         title="Frontier",
-        svg=style.to_svg(figure, "frontier"),
         alt=f"Output tokens per second of a user and of a {what}, by load. " + " ".join(said),
         caption=f"Each mark is a load ({load_unit(found.by)} beside it): full where the service "
         "levels were held, empty where they were missed, half where it stayed undecided. Further "
@@ -236,10 +237,11 @@ def _attainment(found: Capacity) -> Plot:
     axes.set_ylabel("% of requests that met all levels")
     axes.set_title(style.plain(found.slo_words))
     _finish(axes)
-    return Plot(
-        name="attainment",
+    return style.finished(
+        figure,
+        "attainment",
+        "speed",
         title="Service levels by load",
-        svg=style.to_svg(figure, "attainment"),
         alt="Share of requests that met the service levels, by load. " + " ".join(said),
         caption=f"Bars are intervals at {found.confidence:.0%}; the dotted line is the share that "
         "must be held.",

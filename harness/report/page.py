@@ -10,7 +10,7 @@ from typing import Any
 from harness.analyse.frontier import Capacity
 from harness.findings import Acceptance, Caution, CellSummary, Integrity, Speed
 from harness.records import LoadPoint
-from harness.report import intervals, speed, view, words
+from harness.report import intervals, speed, style, view, words
 from harness.report.acceptance import acceptance_tables
 from harness.report.definitions import DEFINITIONS
 from harness.report.frontier import ProbeTable, paragraphs, tables
@@ -26,14 +26,21 @@ from harness.report.rows import (
     window_rules,
 )
 from harness.report.run_data import RunData
-from harness.report.startup import PHASE_COLUMNS, first_of_each_side, phase_table, side_by_side
+from harness.report.startup import (
+    PHASE_COLUMNS,
+    STARTUP_NOTE,
+    first_of_each_side,
+    phase_table,
+    side_by_side,
+)
 from harness.report.style import Plot
 from harness.report.telemetry import missing_words
 from harness.report.verdict import standing, verdict_sentences
 from harness.report.view import Group, MetricRow
 
 MOST_ERRORS_SHOWN = 5
-
+LEADING = ("effects", "frontier")
+"""Figures that stand above everything else where they come first."""
 
 OVERVIEW_COLUMNS = (
     "engine",
@@ -88,6 +95,10 @@ class Page:
     output_columns: tuple[str, ...]
     output: list[tuple[str, str, str]]
     plots: list[Plot]
+    lead: list[Plot]
+    themes: list[tuple[str, list[Plot]]]
+    startup_plots: list[Plot]
+    startup_note: str
     startup_columns: tuple[str, ...]
     startup: list[tuple[str, ...]]
     phase_columns: tuple[str, ...]
@@ -141,6 +152,10 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
         output_columns=OUTPUT_COLUMNS,
         output=output,
         plots=plots,
+        lead=plots[:1] if plots and plots[0].name in LEADING else [],
+        themes=_themes(plots, starts=bool(starts)),
+        startup_plots=[plot for plot in plots if plot.theme == "start"] if starts else [],
+        startup_note=STARTUP_NOTE,
         startup_columns=startup_columns,
         startup=startup,
         phase_columns=PHASE_COLUMNS,
@@ -150,6 +165,17 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
         repeat=repeat_of(manifest, run.launches) if manifest else None,
         definitions=DEFINITIONS,
     )
+
+
+def _themes(plots: list[Plot], *, starts: bool) -> list[tuple[str, list[Plot]]]:
+    """The figures by theme, without what leads the page and what stands with the start-ups."""
+    rest = plots[1:] if plots and plots[0].name in LEADING else plots
+    parts = {
+        theme: [plot for plot in rest if plot.theme == theme]
+        for theme in style.THEMES
+        if not (starts and theme == "start")
+    }
+    return [(style.THEMES[theme], own) for theme, own in parts.items() if own]
 
 
 def _sections(
@@ -198,7 +224,7 @@ def _placed(item: view.PlacedCaution) -> dict[str, str]:
 
 def _note(caution: Caution, cells: str = "") -> dict[str, str]:
     return {
-        "code": words.one_line(caution.code, 60),
+        "title": words.one_line(caution.code, 60).replace("_", " ").replace("-", " ").capitalize(),
         "text": words.one_line(caution.text, 600),
         "advice": words.one_line(caution.advice, 600),
         "cells": cells,
@@ -235,8 +261,8 @@ def _group(group: Group, *, void: bool) -> dict[str, Any]:
         "sides": sides(group),
         "paired": len(sides(group)) > 1,
         "corrected": intervals.shows_corrected(group),
-        "quality": [
-            (label.strip(), _with_interval(group, label, values))
+        "more": [
+            (label.strip(), *_with_interval(group, label, values))
             for label, values in side_rows(group)
         ],
         "category_columns": category_columns,

@@ -187,10 +187,11 @@ def _figure(found: Sweep, engine: str, condition: tuple[str, ...], points: Seque
     axes.set_title(style.plain(name))
     axes.legend()
     slug = words.slug("sweep", engine, *condition)
-    return Plot(
-        name=slug,
+    return style.finished(
+        figure,
+        slug,
+        "speed",
         title=f"Speed-up, {name}",
-        svg=style.to_svg(figure, slug),
         alt=f"Speed-up of output tokens per second over the baseline, {name}. " + " ".join(said),
         caption="Speculative by baseline over paired blocks; bars are intervals, each on its own, "
         "cut where they leave the figure. The dotted line is no change.",
