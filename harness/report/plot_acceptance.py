@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from harness.findings import Summary
-from harness.records import LoadPoint
+from harness.findings import AcceptanceSplits, SplitPart
 from harness.report import style, words
 from harness.report.pooled import PooledAcceptance
 from harness.report.style import Plot
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_CATEGORIES = 24
+LONGEST_NARROW = 22
+"""Letters of a name of which two stand side by side below half a page's figure."""
 
 Named = tuple[str, PooledAcceptance]
 """A name in the reader's words (an engine and load, or a run), and its acceptance."""
@@ -90,6 +91,11 @@ def _legend(figure: Figure, ax: Axes, several: int) -> None:
         figure.legend(handles, labels, loc="outside lower center", ncols=min(several, columns))
 
 
+def _needs_width(names: Sequence[str]) -> bool:
+    """Whether a legend of these names asks for the page's whole width."""
+    return len(names) > 4 or (len(names) > 1 and max(map(len, names)) > LONGEST_NARROW)
+
+
 def _list(values: Iterable[float | None]) -> str:
     return ", ".join(words.percent(value) for value in values)
 
@@ -109,7 +115,8 @@ def tokens_per_step(named: Sequence[Named]) -> Plot | None:
     known = [(name, pooled, step_shares(pooled)) for name, pooled in named if pooled.per_position]
     if not known:
         return None
-    figure, (ax,) = style.new_figure(1, 1, (4.8, 3.4))
+    wide = _needs_width([name for name, _, _ in known])
+    figure, (ax,) = style.new_figure(1, 1, (9.6 if wide else 4.8, 3.4))
     said = []
     for i, (name, pooled, shares) in enumerate(known):
         points = [(float(n), share * 100) for n, share in enumerate(shares, 1)]
@@ -138,24 +145,22 @@ def tokens_per_step(named: Sequence[Named]) -> Plot | None:
         alt="Share of verify steps by the tokens they brought. " + " ".join(said),
         caption="One token: nothing of the draft was accepted; the most: all of it, and the bonus "
         "token. Two peaks at the ends are a drafter that is right at length or not at all.",
+        wide=wide,
     )
 
 
-def by_category(summary: Summary, names: Mapping[tuple[str, LoadPoint], str]) -> Plot | None:
-    """Acceptance length of each category with its interval, one row a category.
-
-    `names`: what each engine and load is called; those without are left out.
-    """
-    sides: list[tuple[str, dict[str, Any]]] = []
-    for found in summary.splits:
-        name = names.get((found.engine, found.load))
+def by_category(named: Sequence[tuple[str, AcceptanceSplits]]) -> Plot | None:
+    """Acceptance length of each category with its interval, one row a category."""
+    sides: list[tuple[str, dict[str, SplitPart]]] = []
+    for name, found in named:
         split = next((s for s in found.splits if s.by == "category"), None)
-        if name is not None and split is not None:
+        if split is not None:
             sides.append((name, {p.name: p for p in split.parts if p.length.value is not None}))
     labels = sorted({label for _, parts in sides for label in parts})[:MOST_CATEGORIES]
     if len(labels) < 2:
         return None
-    figure, (ax,) = style.new_figure(1, 1, (4.8, 1.5 + 0.33 * len(labels)))
+    wide = _needs_width([name for name, _ in sides])
+    figure, (ax,) = style.new_figure(1, 1, (9.6 if wide else 4.8, 1.5 + 0.33 * len(labels)))
     said = [_category_side(ax, i, labels, sides) for i in range(len(sides))]
     ax.set_yticks(range(len(labels)), [style.plain(label) for label in labels])
     ax.set_ylim(len(labels) - 0.4, -0.6)
@@ -173,11 +178,12 @@ def by_category(summary: Summary, names: Mapping[tuple[str, LoadPoint], str]) ->
         alt="Acceptance length by category. " + " ".join(said),
         caption="Tokens a verify step yields, by the prompts' category; lines are intervals over "
         "prompts. A category far to the left is what the drafter saw too little of.",
+        wide=wide,
     )
 
 
 def _category_side(
-    ax: Axes, number: int, labels: Sequence[str], sides: Sequence[tuple[str, dict[str, Any]]]
+    ax: Axes, number: int, labels: Sequence[str], sides: Sequence[tuple[str, dict[str, SplitPart]]]
 ) -> str:
     """Draw one engine and load; what it says in words."""
     name, parts = sides[number]
@@ -185,10 +191,11 @@ def _category_side(
     looks = _series(number)
     shown = [(row, parts[label]) for row, label in enumerate(labels) if label in parts]
     for row, part in shown:
-        if part.length.low is not None:
-            ax.hlines(row + shift, part.length.low, part.length.high, color=looks["color"], lw=1.4)
+        low, high = part.length.low, part.length.high
+        if low is not None and high is not None:
+            ax.hlines(row + shift, low, high, color=looks["color"], lw=1.4)
     ax.plot(
-        [part.length.value for _, part in shown],
+        [part.length.value or 0.0 for _, part in shown],
         [row + shift for row, _ in shown],
         linestyle="none",
         markersize=5.5,

@@ -58,6 +58,47 @@ def latency(group: Group, cells: Sequence[CellData]) -> Plot | None:
     )
 
 
+def latencies_side_by_side(where: str, named: Sequence[tuple[str, CellData]]) -> Plot | None:
+    """TTFT, TPOT and E2E latency of several runs at one load, `where`: a line each.
+
+    `named`: each run's name beside its cells, those of one variant.
+    """
+    lines: dict[str, list[CellData]] = {}
+    for name, cell in named:
+        lines.setdefault(name, []).append(cell)
+    figure, axes = style.new_figure(1, 3, (9.6, 3.5))
+    notes = []
+    for ax, (key, label) in zip(axes, view.LATENCIES, strict=True):
+        sizes = []
+        for i, (name, cells) in enumerate(lines.items()):
+            values = _together(cells, lambda s, key=key: getattr(s, key))
+            if len(values):
+                xs, ys = ecdf(values)
+                colour = style.SERIES[i % len(style.SERIES)]
+                ax.step(
+                    xs * 1e3, ys * 100, where="post", color=colour, label=style.plain(name),
+                    linestyle=style.SERIES_DASHES[i % len(style.SERIES_DASHES)],
+                )  # fmt: skip
+                sizes.append(len(values))
+                notes.append(f"{label}, {name} median {_median(values)} ms (n = {len(values):,d})")
+        _latency_axis(ax, label, [sum(sizes)] if sizes else [])
+    if not notes:
+        return None
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(lines), 3))
+    axes[0].set_ylabel("% of requests at or below")
+    figure.suptitle(style.plain(where), x=0.01, ha="left", fontsize=9.5)
+    return style.finished(
+        figure,
+        words.slug("latency", where),
+        "latency",
+        title=f"Latency: {where}",
+        alt=f"Cumulative distributions of latency, {where}. " + "; ".join(notes) + ".",
+        caption="All answered requests of each run. The further left, the faster.",
+        wide=True,
+    )
+
+
 def _latency_axis(ax: Axes, label: str, sizes: Sequence[int]) -> None:
     ax.set_title(f"{label} (n = {_sizes(sizes)})" if sizes else label)
     ax.set_ylim(0, 101)
@@ -88,13 +129,15 @@ def _median(values: Floats) -> str:
 
 def _pooled(cells: Sequence[CellData], read: Callable[..., Floats]) -> dict[Variant, Floats]:
     """One array a variant, over all its blocks."""
+    return {v: _together([c for c in cells if c.variant == v], read) for v in VARIANTS}
+
+
+def _together(cells: Sequence[CellData], read: Callable[..., Floats]) -> Floats:
+    """One array over all cells."""
     import numpy as np
 
-    pooled: dict[Variant, Floats] = {}
-    for variant in VARIANTS:
-        parts = [read(c.samples) for c in cells if c.variant == variant and c.samples is not None]
-        pooled[variant] = np.concatenate(parts) if parts else np.empty(0)
-    return pooled
+    parts = [read(c.samples) for c in cells if c.samples is not None]
+    return np.concatenate(parts) if parts else np.empty(0)
 
 
 def gaps(group: Group, cells: Sequence[CellData]) -> Plot | None:

@@ -34,7 +34,7 @@ def make_plots(run: RunData, *, with_frontier: bool = True) -> list[Plot]:
         found: list[Plot | None] = [effects(groups), throughput(groups)]
         found += [
             plot
-            for plot in load_plots(groups, _gpus(run))
+            for plot in load_plots(groups, gpus_of_engines(run))
             if with_frontier or plot.name != "frontier"
         ]
         for group in drawn:
@@ -47,7 +47,10 @@ def make_plots(run: RunData, *, with_frontier: bool = True) -> list[Plot]:
             for group in drawn
             if group.acceptance is not None
         ]
-        found += [acceptance(named), tokens_per_step(named), by_category(run.summary, names)]
+        parted = [
+            (names[s.engine, s.load], s) for s in run.summary.splits if (s.engine, s.load) in names
+        ]
+        found += [acceptance(named), tokens_per_step(named), by_category(parted)]
         for group in drawn:
             found.extend(telemetry_plots(group, _of(run, group)))
         found.append(startup(run))
@@ -63,7 +66,7 @@ def short_names(groups: Sequence[Group]) -> dict[tuple[str, LoadPoint], str]:
     }
 
 
-def _gpus(run: RunData) -> dict[str, int | None]:
+def gpus_of_engines(run: RunData) -> dict[str, int | None]:
     """On how many GPUs each engine ran."""
     plans = run.manifest.plan.get("engines") if run.manifest else None
     engines = {cell.engine for cell in run.summary.cells}

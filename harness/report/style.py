@@ -31,6 +31,7 @@ SERIES = ("#d96a0b", "#3d86c6", "#0f9373", "#b065a8", "#8a8a2a", "#7f7f7f")
 """For lines that are not the two variants, such as engines; after Okabe and Ito, made to show on
 both pages."""
 SERIES_MARKERS = ("D", "o", "s", "^", "v", "P")
+SERIES_DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.6)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 VERDICT = {"better": "#0f9373", "worse": "#d2403a", "same": "#3d86c6", "undecided": "#868686"}
 VERDICT_MARKERS = {"better": "^", "worse": "v", "same": "s", "undecided": "o"}
 
