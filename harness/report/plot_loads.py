@@ -161,10 +161,9 @@ def _effect_axis(
     _ratio_ticks(ax, reach)
     ax.set_title(title)
     pairs = [row.pairs for row in rows if row is not None and row.pairs]
-    told = (
-        words.DASH.join(dict.fromkeys(f"{n}" for n in (min(pairs), max(pairs)))) if pairs else "0"
-    )
-    ax.set_xlabel(f"ratio (n = {told} pairs)")
+    told = words.plural(max(pairs, default=0), "pair")
+    most = "" if len(set(pairs)) < 2 else " at most"
+    ax.set_xlabel(f"ratio (n = {told}{most})")
     ax.grid(axis="y", visible=False)
 
 

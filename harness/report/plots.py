@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from harness.analyse.frontier import gpus_told
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_GROUPS_DRAWN = 8
+LONGEST_TICK = 16
 
 
 def make_plots(run: RunData, *, with_frontier: bool = True) -> list[Plot]:
@@ -117,7 +119,7 @@ def throughput(groups: Sequence[Group]) -> Plot | None:
 
 def _tick(group: Group, several: bool) -> str:
     load = words.load_words(group.load)
-    return f"{style.plain(group.engine)}\n{load}" if several else load
+    return "\n".join([*wrap(style.plain(group.engine), LONGEST_TICK), load]) if several else load
 
 
 def _throughput_at(axes: Axes, x: int, group: Group) -> None:
