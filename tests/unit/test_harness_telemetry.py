@@ -349,7 +349,7 @@ def test_engine_gauges_are_of_the_window() -> None:
 
 def test_a_window_without_a_sample_is_told_as_missing() -> None:
     early = [row for row in engine_rows() if row.at_ns < 1 * S]
-    told, found = found_in(run_of([sampled(*early)]))
+    _, found = found_in(run_of([sampled(*early)]))
     assert found.engine == {}
     assert found.missing == {"engine": "no sample fell into a window of 4 s, sampled every 1 s"}
     _, whole = found_in(run_of([sampled(*engine_rows())]))
