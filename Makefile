@@ -30,7 +30,8 @@ test-full: $(VENV)/installed-test engines
 
 # The tests of the pages are skipped, and say so, where there is no Chromium.
 browser:
-	@if command -v chromium chromium-browser google-chrome >/dev/null; then \
+	@if [ -n "$$CHROMIUM" ] || command -v chromium >/dev/null || \
+	    command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null; then \
 	    echo "a Chromium is there"; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	    apt-get update -qq && \

@@ -145,7 +145,7 @@ def _link(page: Path, out: Path) -> str | None:
 def labels_of(runs: Sequence[RunData], folders: Sequence[Path]) -> list[str]:
     """A name for each run: what it has and others have not, else its folder; all differ."""
     facts = [_facts(run) for run in runs]
-    differing = [key for key in facts[0] if len({fact[key] for fact in facts}) > 1]
+    differing = [key for key in facts[0] if len({fact[key] for fact in facts} - {""}) > 1]
     labels = [", ".join(fact[key] for key in differing if fact[key]) for fact in facts]
     return [
         label if label and labels.count(label) == 1 else ", ".join(filter(None, (label, name)))

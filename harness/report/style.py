@@ -27,9 +27,10 @@ INK = "#0a0b0c"
 COLOUR = {"baseline": "#3d86c6", "speculative": "#d96a0b"}
 DASHES: dict[str, Any] = {"baseline": (0, (4, 1.6)), "speculative": "solid"}
 MARKER = {"baseline": "o", "speculative": "D"}
-SERIES = ("#d96a0b", "#3d86c6", "#0f9373", "#b065a8", "#8a8a2a", "#7f7f7f")
-"""For lines that are not the two variants, such as engines; after Okabe and Ito, made to show on
-both pages."""
+SERIES = ("#d96a0b", "#3d86c6", "#846054", "#9c6cfc", "#789c60", "#900cfc")
+"""For lines that are not the two variants, such as engines. Chosen by a search for those furthest
+apart to readers of normal vision and of the three kinds of colour-blindness (the simulation of
+Machado et al., 2009), among colours with a contrast of 3:1 against both pages."""
 SERIES_MARKERS = ("D", "o", "s", "^", "v", "P")
 SERIES_DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.6)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 VERDICT = {"better": "#0f9373", "worse": "#d2403a", "same": "#3d86c6", "undecided": "#868686"}
