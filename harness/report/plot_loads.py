@@ -77,9 +77,9 @@ def load_plots(groups: Sequence[Group], gpus: Mapping[str, int | None]) -> list[
     `gpus`: on how many GPUs each engine ran; None where that is not known.
     """
     series = series_of(groups)
-    found: list[Plot | None] = [speedup(series)]
+    found: list[Plot | None] = [speedup(series), frontier(series, gpus)]
     found += [against_load(one, i) for i, one in enumerate(series)]
-    return [plot for plot in [*found, frontier(series, gpus)] if plot is not None]
+    return [plot for plot in found if plot is not None]
 
 
 def effects(groups: Sequence[Group]) -> Plot | None:
@@ -209,6 +209,8 @@ def speedup(series: Sequence[Series], *, label: str = "") -> Plot | None:
         if all(low is not None and high is not None for low, high in ends):
             lows, highs = ([_cut(e or 1.0) for e in side] for side in zip(*ends, strict=True))
             ax.fill_between(xs, lows, highs, color=colour, alpha=0.16, linewidth=0)
+            near = [e for e in (*lows, *highs) if min(ys) / 1.6 < e < max(ys) * 1.6]
+            lowest, highest = min([lowest, *near]), max([highest, *near])
         lowest, highest = min([lowest, *ys]), max([highest, *ys])
         told = "; ".join(f"{words.ratio(r.ratio, r.ci_low, r.ci_high)} at {x:g}" for x, r in points)
         said.append(f"{one.engine}: {told}.")
@@ -218,7 +220,7 @@ def speedup(series: Sequence[Series], *, label: str = "") -> Plot | None:
         "break-even", (0, 1), xycoords=("axes fraction", "data"), xytext=(4, -11 if below else 4),
         textcoords="offset points", fontsize=8.5, alpha=0.8,
     )  # fmt: skip
-    room = (highest - lowest) * 0.45
+    room = (highest - lowest) * 0.12
     ax.set_ylim(max(0.0, lowest - room), highest + room)
     pairs = max(row.pairs for _, points in drawn for _, row in points)
     _load_axis(ax, [one for one, _ in drawn], f"n = {words.plural(pairs, 'pair')} of blocks a load")

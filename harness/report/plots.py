@@ -33,12 +33,13 @@ def make_plots(run: RunData, *, with_frontier: bool = True) -> list[Plot]:
     groups = view.groups(run.summary)
     drawn = groups[:MOST_GROUPS_DRAWN]
     with style.drawing():
-        found: list[Plot | None] = [effects(groups), throughput(groups)]
+        found: list[Plot | None] = [effects(groups)]
         found += [
             plot
             for plot in load_plots(groups, gpus_of_engines(run))
             if with_frontier or plot.name != "frontier"
         ]
+        found.append(throughput(groups))
         for group in drawn:
             found.append(latency(group, _of(run, group)))
         for group in drawn:

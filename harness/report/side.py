@@ -269,7 +269,7 @@ def plots_of(sides: Sequence[Side]) -> list[Plot]:
         for s in side.run.summary.splits
     ][:MOST_DRAWN]
     with style.drawing():
-        found: list[Plot | None] = [effects(groups), throughput(drawn), *load_plots(groups, gpus)]
+        found: list[Plot | None] = [effects(groups), *load_plots(groups, gpus), throughput(drawn)]
         found += _latencies(sides)
         found += [acceptance(named), tokens_per_step(named), by_category(parted)]
     return [plot for plot in found if plot is not None]
