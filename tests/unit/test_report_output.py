@@ -39,7 +39,9 @@ def test_starts_that_agree_stand_in_one_row_and_others_each() -> None:
     unheard = structs.replace(PARITY, repeat=3, difference=None, differs=False)
     other = structs.replace(same, variant="baseline", repeat=2, difference=0.00001)
     parity = (same, worst, structs.replace(PARITY, repeat=2), unheard, other)
-    rows = [t for _, _, t in output_rows(structs.replace(summary(), parity=parity))]
+    asked = (EngineIntegrity(engine="reference"),)
+    told = structs.replace(summary(), integrity=asked, parity=parity)
+    rows = [text for _, _, text in output_rows(told)]
     assert rows == [
         "speculative, start 3, against golden file: another model, 0.40 nats on average of 90 "
         "tokens (allowed 0.01)",
