@@ -167,8 +167,7 @@ def finished(
 ) -> Plot:
     """The drawn figure as a `Plot`; `name` is a slug, the stem of its files."""
     svg = to_svg(figure, name)
-    # Laid out by now: a second layout would cost as much again and change nothing.
-    figure.set_layout_engine("none")
+    _keep_layout(figure)
     return Plot(
         name=name,
         title=title,
@@ -179,6 +178,17 @@ def finished(
         wide=wide,
         theme=theme,
     )
+
+
+def _keep_layout(figure: Figure) -> None:
+    """No more layout of a figure that has one: it would cost two more drawings, and change none.
+
+    ("none" would leave a layout of its own kind there, for which it is drawn twice as well.)
+    """
+    import matplotlib
+
+    with matplotlib.rc_context({"figure.constrained_layout.use": False}):
+        figure.set_layout_engine(None)
 
 
 def _to_png(figure: Figure) -> bytes:
