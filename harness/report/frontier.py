@@ -198,7 +198,7 @@ def _frontier(found: Capacity) -> Plot:
             f"{words.number(x)} and {words.number(y)} at {p.value:g}" for x, y, p in known
         )
         said.append(f"{side.engine} {side.variant}: {shown or 'no figure'}.")
-    axes.set_xlabel("output tokens/s a user (1 / mean TPOT)")
+    axes.set_xlabel(f"output tokens/s a user, 1 / mean TPOT (n = {_requests(found)})")
     axes.set_ylabel(f"output tokens/s a {what}")
     axes.set_title("Speed of one user against throughput")
     _finish(axes)
@@ -212,6 +212,11 @@ def _frontier(found: Capacity) -> Plot:
         "levels were held, empty where they were missed, half where it stayed undecided. Further "
         "to the right and further up is better.",
     )
+
+
+def _requests(found: Capacity) -> str:
+    """How many requests all probes judged."""
+    return f"{sum(probe.requests for side in found.variants for probe in side.probes):,d} requests"
 
 
 def _attainment(found: Capacity) -> Plot:
@@ -234,7 +239,7 @@ def _attainment(found: Capacity) -> Plot:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(0, 104)
     axes.set_xlabel(load_unit(found.by))
-    axes.set_ylabel("% of requests that met all levels")
+    axes.set_ylabel(f"% of requests that met all levels (n = {_requests(found)})")
     axes.set_title(style.plain(found.slo_words))
     _finish(axes)
     return style.finished(

@@ -44,8 +44,8 @@ def acceptance(named: Sequence[Named]) -> Plot | None:
         ax.set_yticks(range(0, 101, 20))
         ax.set_xticks(range(deepest))
         ax.set_xlim(-0.4, deepest - 0.6)
-        ax.set_xlabel("draft position, from 0")
-    axes[0].set_ylabel(f"% of drafts (n = {_drafts(known):,d})")
+        ax.set_xlabel(f"draft position, from 0 (n = {_drafts(known):,d} drafts)")
+    axes[0].set_ylabel("% of drafts")
     axes[1].set_ylabel("% of drafts that got there")
     _legend(figure, axes[0], len(known))
     alts = [

@@ -183,7 +183,8 @@ def _figure(found: Sweep, engine: str, condition: tuple[str, ...], points: Seque
     else:
         axes.set_xticks(range(len(names)), [style.plain(n) for n in names])
         axes.set_xlabel("setting")
-    axes.set_ylabel("speed-up, output tokens/s")
+    pairs = max(p.pairs for p in points)
+    axes.set_ylabel(f"speed-up, output tokens/s (n = {words.plural(pairs, 'pair')} of blocks)")
     axes.set_title(style.plain(name))
     axes.legend()
     slug = words.slug("sweep", engine, *condition)

@@ -213,7 +213,7 @@ def _plot(
                 f"{panel.label}, {variant}: mean {words.number(float(values.mean()))}, "
                 f"most {words.number(float(values.max()))}"
             )
-        _finish(ax, panel)
+        _finish(ax, panel, [len(values) for _, (_, values) in found])
     style.name_variants(figure, [v for v in VARIANTS if v in chosen])
     label = f"{style.plain(group.engine)}, {words.load_words(group.load)}"
     figure.suptitle(label, x=0.01, ha="left", fontsize=9.5)
@@ -229,11 +229,12 @@ def _plot(
     )
 
 
-def _finish(ax: Axes, panel: _Panel) -> None:
+def _finish(ax: Axes, panel: _Panel, sizes: Sequence[int]) -> None:
     ax.set_title(panel.label)
     ax.set_ylim(0, panel.top)
     ax.set_xlim(left=0)
-    ax.set_xlabel("seconds since the first request")
+    told = " and ".join(f"{n:,d}" for n in sizes)
+    ax.set_xlabel(f"seconds since the first request\n(n = {told} samples)")
 
 
 def _shown(panel: _Panel, cell: CellData) -> tuple[Floats, Floats] | None:

@@ -74,6 +74,8 @@ def test_every_figure_has_a_size_and_a_text(chromium: Any, page: Path) -> None:
                 const letters = [...figure.querySelectorAll("svg text")]
                     .map((text) => text.getBoundingClientRect().height).filter(Boolean);
                 return {id: figure.id, width: box.width, height: box.height,
+                        text: figure.querySelector("svg").textContent,
+                        panels: figure.querySelectorAll("svg [id*='-axes_']").length,
                         alt: image.getAttribute("aria-label"), least: Math.min(...letters),
                         caption: figure.querySelector("figcaption").textContent};
             })"""
@@ -84,6 +86,8 @@ def test_every_figure_has_a_size_and_a_text(chromium: Any, page: Path) -> None:
         assert figure["least"] > 8, figure  # the smallest letters can be read
         assert len(figure["alt"]) > 40 and re.search(r"\d", figure["alt"]), figure
         assert len(figure["caption"]) > 30
+        told = len(re.findall(r"\bn = \d", figure["text"]))
+        assert told >= figure["panels"] > 0, figure  # every axes say of how many they are
 
 
 def column(reader: Any, table: str, number: int) -> list[str]:
