@@ -44,9 +44,9 @@ def acceptance(named: Sequence[Named]) -> Plot | None:
         ax.set_yticks(range(0, 101, 20))
         ax.set_xticks(range(deepest))
         ax.set_xlim(-0.4, deepest - 0.6)
-        ax.set_xlabel(f"draft position, from 0 (n = {_drafts(known):,d} drafts)")
-    axes[0].set_ylabel("% of drafts")
-    axes[1].set_ylabel("% of drafts that got there")
+        ax.set_xlabel("draft position, from 0")
+    axes[0].set_ylabel(f"% of drafts (n = {_drafts(known):,d})")
+    axes[1].set_ylabel(f"% of those that got there, of n = {_drafts(known):,d}")
     _legend(figure, axes[0], len(known))
     alts = [
         f"{name}: marginal {_list(p.per_position)}, conditional {_list(p.conditional)}, "
