@@ -16,6 +16,7 @@ from harness.report.view import Group, MetricRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SPEED = "output_tokens_per_s"
 WIDEST = 8.0
@@ -177,11 +178,9 @@ def _ratio_ticks(ax: Axes, reach: float) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _name_verdicts(figure: object, groups: Sequence[Group]) -> None:
-    from matplotlib.figure import Figure
+def _name_verdicts(figure: Figure, groups: Sequence[Group]) -> None:
     from matplotlib.lines import Line2D
 
-    assert isinstance(figure, Figure)
     seen = {row.verdict or "undecided" for g in groups for row in g.rows if row.ratio is not None}
     handles = [
         Line2D([], [], color=colour, marker=style.VERDICT_MARKERS[verdict], label=verdict, lw=3.2,
@@ -192,7 +191,7 @@ def _name_verdicts(figure: object, groups: Sequence[Group]) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
 
 
-def speedup(series: Sequence[Series], *, label: str = "") -> Plot | None:
+def speedup(series: Sequence[Series]) -> Plot | None:
     """Speed-up of output tokens/s against load, with the line of break-even."""
     drawn = [(one, _ratios(one)) for one in series]
     drawn = [(one, points) for one, points in drawn if len(points) > 1]
@@ -230,7 +229,7 @@ def speedup(series: Sequence[Series], *, label: str = "") -> Plot | None:
         ax.legend()
     return style.finished(
         figure,
-        words.slug("speedup", label) if label else "speedup",
+        "speedup",
         "speed",
         title="Speed-up by load",
         alt="Speed-up of output tokens per second by load. " + " ".join(said),
