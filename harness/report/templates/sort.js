@@ -47,7 +47,8 @@ function filterable(table) {
   label.append("Filter ", input);
   bar.append(label, told);
   table.closest(".scroll").before(bar);
-  const texts = rows.map((row) => [...row.cells].map((cell) => cell.textContent.trim()).join(" ").toLowerCase());
+  const texts = rows.map((row) =>
+    [...row.cells].map((cell) => cell.textContent.trim()).join(" ").toLowerCase());
   const show = () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
