@@ -142,6 +142,8 @@ def _together(cells: Sequence[CellData], read: Callable[..., Floats]) -> Floats:
 
 def gaps(group: Group, cells: Sequence[CellData]) -> Plot | None:
     """Time between chunks: its distribution on a logarithmic axis, and how it went over time."""
+    import numpy as np
+
     pooled = {v: x[x > 0] for v, x in _pooled(cells, lambda s: s.gaps_s).items()}
     if sum(map(len, pooled.values())) < 2:
         return None
@@ -153,7 +155,8 @@ def gaps(group: Group, cells: Sequence[CellData]) -> Plot | None:
         low, middle, high = (x * 1e3 for x in (track.low_s, track.median_s, track.high_s))
         axes[1].fill_between(track.seconds, low, high, color=colour, alpha=0.18, linewidth=0)
         axes[1].plot(track.seconds, middle, color=colour, linestyle=dashes)
-        ends = (words.number(float(middle[0])), words.number(float(middle[-1])))
+        known = middle[np.isfinite(middle)]
+        ends = (words.number(float(known[0])), words.number(float(known[-1])))
         notes.append(f"{variant} median over time from {ends[0]} to {ends[1]} ms")
     if tracks:
         _over_time_axis(axes[1], [track.n for track in tracks.values()])
@@ -179,10 +182,12 @@ def gaps(group: Group, cells: Sequence[CellData]) -> Plot | None:
 
 def _tracks(cells: Sequence[CellData]) -> dict[Variant, GapTrack]:
     """The gaps over time of the first block of each variant that tells them."""
+    import numpy as np
+
     found: dict[Variant, GapTrack] = {}
     for cell in cells:
         track = cell.samples.track if cell.samples is not None else None
-        if track is not None and len(track.seconds) > 1:
+        if track is not None and np.isfinite(track.median_s).sum() > 1:
             found.setdefault(cell.variant, track)
     return {v: found[v] for v in VARIANTS if v in found}
 

@@ -21,7 +21,7 @@ class GapTrack:
     """The gaps between chunks over time: quantiles of those that ended in each stretch of it.
 
     Arrays of one value a stretch: `seconds` since the first request was sent (its middle), then the
-    gaps' quantiles in seconds. `n`: gaps in all.
+    gaps' quantiles in seconds, NaN where too few tell. `n`: gaps in all.
     """
 
     seconds: Floats
@@ -84,14 +84,14 @@ def read_samples(path: Path, *, over_time: bool = False) -> Samples:
 def gap_track(begin: int | None, at: Integers, gaps: Floats) -> GapTrack | None:
     """The 10%, 50% and 90% quantiles of the gaps in equal stretches of time, from `begin` on.
 
-    `at`: when each gap ended, on the client's clock. Stretches with too few gaps are left out.
+    `at`: when each gap ended, on the client's clock. A stretch with too few gaps has NaN.
     """
     import numpy as np
 
-    if len(at) < 2 * LEAST_IN_A_BIN or begin is None:
+    bins = min(MOST_BINS, len(at) // (3 * LEAST_IN_A_BIN))
+    if bins < 2 or begin is None:
         return None
     end = int(at.max())
-    bins = min(MOST_BINS, len(at) // LEAST_IN_A_BIN)
     width = max(1.0, (end - begin) / bins)
     place = np.clip(((at - begin) / width).astype(np.int64), 0, bins - 1)
     order = np.lexsort((gaps, place))
@@ -99,9 +99,13 @@ def gap_track(begin: int | None, at: Integers, gaps: Floats) -> GapTrack | None:
     sizes = np.diff(edges)
     some = sizes >= LEAST_IN_A_BIN
     ordered = gaps[order]
-    low, middle, high = (
-        ordered[edges[:-1][some] + np.floor(q * (sizes[some] - 1)).astype(np.int64)]
-        for q in (0.1, 0.5, 0.9)
-    )
-    seconds = (np.flatnonzero(some).astype(np.float64) + 0.5) * (width / 1e9)
+
+    def quantile(q: float) -> Floats:
+        found = np.full(bins, np.nan)
+        rows = edges[:-1][some] + np.floor(q * (sizes[some] - 1)).astype(np.int64)
+        found[some] = ordered[rows]
+        return found
+
+    low, middle, high = map(quantile, (0.1, 0.5, 0.9))
+    seconds = (np.arange(bins, dtype=np.float64) + 0.5) * (width / 1e9)
     return GapTrack(seconds=seconds, low_s=low, median_s=middle, high_s=high, n=len(at))

@@ -174,6 +174,10 @@ def test_gaps_over_time_are_quantiles_of_their_stretch() -> None:
 
 
 def test_too_few_gaps_tell_nothing_over_time() -> None:
-    few = np.arange(2 * LEAST_IN_A_BIN - 1)
+    few = np.arange(6 * LEAST_IN_A_BIN - 1)
     assert gap_track(0, few, few / 1e3) is None
+    at = np.concatenate([np.arange(100), np.arange(800, 901)]) * 10**9  # nothing between
+    track = gap_track(0, at, np.full(len(at), 0.01))
+    assert track is not None and np.isnan(track.median_s).any()
+    assert np.isnan(track.median_s[track.seconds < 60]).sum() == 0
     assert gap_track(None, np.arange(1000), np.ones(1000)) is None
