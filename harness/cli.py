@@ -244,13 +244,11 @@ def story_of(folder: Path) -> Any:
 
 
 @app.command()
-def report(run_folder: RunFolder) -> None:
-    """Write a run's report.html, report.md and plots anew."""
-    from harness.report import html, sweep
+def report(run_folders: parameters.RunFolders, out: parameters.PageOut = None) -> None:
+    """Write a run's report.html, report.md and plots anew; several runs: one page, into --out."""
+    from harness.report.side import write_page
 
-    folder = run_folder.resolve()
-    writer = sweep if (folder / sweep.SWEEP).is_file() else html
-    print(writer.write_report(folder))
+    print(write_page([folder.resolve() for folder in run_folders], out))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Options of `capacity` and `calibrate`."""
+"""Options of `report`, `capacity` and `calibrate`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ import typer
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the plan; repeat it."),
+]
+RunFolders = Annotated[
+    list[Path], typer.Argument(metavar="RUN…", help="The folder of a run, or of several.")
+]
+PageOut = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Of several runs: where their page is written."),
 ]
 Levels = Annotated[
     list[str] | None,

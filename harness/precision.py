@@ -14,6 +14,7 @@ from harness.analyse.compare import compare
 from harness.analyse.data import RunData
 from harness.analyse.stopping import widest
 from harness.analyse.summary import cell_figures, void_reason
+from harness.analyse.words import metric_words
 from harness.errors import UsageError
 from harness.measure.store import RunFolder
 from harness.plan.expand import expand
@@ -79,7 +80,7 @@ def further(prepared: Prepared, run: RunData, spent_s: float, progress: Progress
     width = widest(compare(run, cell_figures(run)), prepared.name, plan.metric)
     launches = _launches(prepared)
     reached = "no interval" if width is None else f"{width:.1%} to either side"
-    told = f"{prepared.name}: {launches} starts of each, {reached} of {plan.metric}"
+    told = f"{prepared.name}: {launches} starts of each, {reached} of {metric_words(plan.metric)}"
     if width is None:
         progress.say(f"{told}; no more are made")
         return []

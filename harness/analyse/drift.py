@@ -16,7 +16,7 @@ import numpy as np
 from harness.analyse.compare import PRIMARY, value_of
 from harness.analyse.data import CellData, RunData
 from harness.analyse.statistics import log_mean, t_p_value
-from harness.analyse.words import load_words
+from harness.analyse.words import load_words, metric_words
 from harness.findings import Caution, Metrics
 from harness.measure.metrics import tpot_s
 from harness.measure.table import RequestTable
@@ -118,7 +118,8 @@ def order_effect(series: Series) -> Caution | None:
     return Caution(
         code="order_effect",
         text=(
-            f"{series.where}: of two starts the second has {_percent(effect)} {series.metric}, "
+            f"{series.where}: of two starts the second has {_percent(effect)} "
+            f"{metric_words(series.metric)}, "
             f"whichever variant it is; the order ABBA leaves {_percent(left)} of it in the ratio"
         ),
         advice=(
@@ -145,7 +146,8 @@ def trend(series: Series) -> Caution | None:
     return Caution(
         code="drift",
         text=(
-            f"{series.where}: {series.metric} drifted by {_percent(total)} from the first block to "
+            f"{series.where}: {metric_words(series.metric)} drifted by {_percent(total)} from the "
+            "first block to "
             f"the last of {len(blocks)}"
         ),
         advice=(
@@ -204,7 +206,8 @@ def outliers(series: Series) -> Caution | None:
         code="outlier_block",
         text=(
             f"{series.where}: {len(far)} of {len(rest)} blocks lie far from the others; "
-            f"{worst.data.cell.cell_id} has {_percent(by)} {series.metric} against the median of "
+            f"{worst.data.cell.cell_id} has {_percent(by)} {metric_words(series.metric)} against "
+            "the median of "
             f"its variant{times}"
         ),
         advice=(

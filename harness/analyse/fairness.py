@@ -8,7 +8,7 @@ from harness.analyse.compare import PRIMARY
 from harness.analyse.data import RunData
 from harness.analyse.drift import drift_cautions
 from harness.analyse.stopping import half_width
-from harness.analyse.words import DASH, load_words
+from harness.analyse.words import DASH, load_words, metric_words
 from harness.findings import Caution, Comparison, Metrics
 
 
@@ -40,7 +40,7 @@ def _corrected_away(run: RunData, engine: str, comparisons: Sequence[Comparison]
     return Caution(
         code="verdict_corrected",
         text=(
-            f"{engine} at {load_words(first.load)}: {first.metric} differs by itself "
+            f"{engine} at {load_words(first.load)}: {metric_words(first.metric)} differs by itself "
             f"({_ends(first.ci_low, first.ci_high)}), but not as one of {first.family} "
             f"comparisons ({_ends(first.corrected_low, first.corrected_high)}){more}"
         ),
@@ -72,7 +72,7 @@ def _imprecise(run: RunData, engine: str, comparisons: Sequence[Comparison]) -> 
         code="precision_not_reached",
         text=(
             f"{engine} at {load_words(worst.load)}: {wanted:.1%} to either side were wanted of "
-            f"{metric}, and {worst.pairs} pairs reached {reached}"
+            f"{metric_words(metric)}, and {worst.pairs} pairs reached {reached}"
         ),
         advice=(
             "Raise compare.max_launches or compare.time_limit_s, or quieten the machine; `resume` "

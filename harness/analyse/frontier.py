@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +18,14 @@ from harness.measure.metrics import cell_metrics
 from harness.measure.slo import Slo, attained, meets, slo_of, strain
 from harness.measure.steady import ended_ns, placed_ns
 from harness.measure.table import RequestTable
-from harness.records import SCHEMA_VERSION, VARIANTS, Record, RequestRecord, Variant
+from harness.records import (
+    SCHEMA_VERSION,
+    VARIANTS,
+    LaunchRecord,
+    Record,
+    RequestRecord,
+    Variant,
+)
 
 
 class Figures(Record, frozen=True, kw_only=True):
@@ -173,9 +181,15 @@ def _searched(run: RunData) -> list[tuple[str, Variant]]:
 
 def gpus_of(run: RunData, engine: str) -> int | None:
     """How many GPUs serve; None for a CPU, and for a server that someone else started."""
-    told = run.plan(engine)["engine"]
-    launched = any(launch.argv for launch in run.launches if launch.engine == engine)
-    return int(told["tensor_parallel"]) if launched and told["device"] != "cpu" else None
+    return gpus_told(run.plan(engine), run.launches, engine)
+
+
+def gpus_told(plan: dict[str, Any], launches: Iterable[LaunchRecord], engine: str) -> int | None:
+    """The same from an engine's plan and the starts of the run."""
+    told = plan.get("engine", {})
+    launched = any(launch.argv for launch in launches if launch.engine == engine)
+    known = launched and told.get("device", "cpu") != "cpu" and told.get("tensor_parallel")
+    return int(told["tensor_parallel"]) if known else None
 
 
 def _variant(run: RunData, engine: str, variant: Variant, search: Search) -> VariantCapacity:

@@ -110,7 +110,7 @@ def telemetry_of(run: RunData, data: CellData, metrics: Metrics) -> Telemetry | 
     preemptions = bounds.counted(series.track("engine", "preemptions"))
     return Telemetry(
         interval_s=series.interval_s,
-        missing=series.missing,
+        missing={**_unseen(series, bounds), **series.missing},
         engine=_gauges(series, "engine", "", bounds, apart=COUNTED),
         preemptions=None if preemptions is None else round(preemptions),
         prefix_hit_rate=hits / queries if queries and hits is not None else None,
@@ -127,6 +127,25 @@ def telemetry_of(run: RunData, data: CellData, metrics: Metrics) -> Telemetry | 
         if energy is not None and metrics.output_tokens
         else None,
     )
+
+
+def _unseen(series: Series, bounds: Bounds) -> dict[str, str]:
+    """The sources that were sampled, but never within the window, as it was so short."""
+    seconds = (bounds.end_ns - bounds.begin_ns) / 1e9
+    every = "" if series.interval_s is None else f", sampled every {series.interval_s:g} s"
+    why = f"no sample fell into a window of {seconds:.2g} s{every}"
+    sources: tuple[Source, ...] = ("engine", "host", "gpu")
+    return {
+        source: why
+        for source in sources
+        if series.names(source) and not _sampled_within(series, source, bounds)
+    }
+
+
+def _sampled_within(series: Series, source: Source, bounds: Bounds) -> bool:
+    devices = series.devices(source) if source == "gpu" else [""]
+    tracks = [series.track(source, n, d) for n in series.names(source) for d in devices]
+    return any(bounds.gauge(track) is not None for track in tracks)
 
 
 def _gauges(

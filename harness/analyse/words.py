@@ -8,6 +8,23 @@ from harness.errors import one_line
 from harness.records import LoadPoint
 
 DASH = "\N{EN DASH}"
+METRICS = {
+    "output_tokens_per_s": "output tokens/s",
+    "requests_per_s": "requests/s",
+    "goodput_per_s": "goodput",
+    "ttft_s": "TTFT",
+    "tpot_s": "TPOT",
+    "icl_s": "the gap between chunks",
+    "itl_s": "ITL",
+    "e2el_s": "E2E latency",
+    "acceptance_length": "acceptance length",
+}
+"""What the reader calls a metric; what is told in cautions and sentences."""
+
+
+def metric_words(name: str) -> str:
+    """A metric in the reader's words; one that has none under its own name."""
+    return METRICS.get(name, name)
 
 
 def load_words(load: LoadPoint) -> str:

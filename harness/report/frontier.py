@@ -198,19 +198,25 @@ def _frontier(found: Capacity) -> Plot:
             f"{words.number(x)} and {words.number(y)} at {p.value:g}" for x, y, p in known
         )
         said.append(f"{side.engine} {side.variant}: {shown or 'no figure'}.")
-    axes.set_xlabel("output tokens/s a user (1 / mean TPOT)")
+    axes.set_xlabel(f"output tokens/s a user, 1 / mean TPOT (n = {_requests(found)})")
     axes.set_ylabel(f"output tokens/s a {what}")
     axes.set_title("Speed of one user against throughput")
     _finish(axes)
-    return Plot(
-        name="frontier",
+    return style.finished(
+        figure,
+        "frontier",
+        "speed",
         title="Frontier",
-        svg=style.to_svg(figure, "frontier"),
         alt=f"Output tokens per second of a user and of a {what}, by load. " + " ".join(said),
         caption=f"Each mark is a load ({load_unit(found.by)} beside it): full where the service "
         "levels were held, empty where they were missed, half where it stayed undecided. Further "
         "to the right and further up is better.",
     )
+
+
+def _requests(found: Capacity) -> str:
+    """How many requests all probes judged."""
+    return f"{sum(probe.requests for side in found.variants for probe in side.probes):,d} requests"
 
 
 def _attainment(found: Capacity) -> Plot:
@@ -233,13 +239,14 @@ def _attainment(found: Capacity) -> Plot:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(0, 104)
     axes.set_xlabel(load_unit(found.by))
-    axes.set_ylabel("% of requests that met all levels")
+    axes.set_ylabel(f"% of requests that met all levels (n = {_requests(found)})")
     axes.set_title(style.plain(found.slo_words))
     _finish(axes)
-    return Plot(
-        name="attainment",
+    return style.finished(
+        figure,
+        "attainment",
+        "speed",
         title="Service levels by load",
-        svg=style.to_svg(figure, "attainment"),
         alt="Share of requests that met the service levels, by load. " + " ".join(said),
         caption=f"Bars are intervals at {found.confidence:.0%}; the dotted line is the share that "
         "must be held.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.analyse.degenerate import lengths, pool
-from harness.findings import EngineIntegrity, Summary
+from harness.findings import EngineIntegrity, ParityFinding, Summary
 from harness.report import words
 
 OUTPUT_COLUMNS = ("engine", "check", "found")
@@ -76,16 +76,30 @@ def _degenerate(summary: Summary, engine: str) -> Iterable[str]:
 
 
 def _parity(summary: Summary, engine: str) -> Iterable[str]:
+    """What differs, and what could not be compared, each; starts that agree together."""
+    agreeing: dict[tuple[str, str, float], list[ParityFinding]] = {}
     for f in summary.parity:
         if f.engine != engine:
+            continue
+        if f.difference is not None and not f.differs:
+            agreeing.setdefault((f.variant, f.against, f.bound), []).append(f)
             continue
         where = f"{f.variant}, start {f.repeat + 1}, against {words.one_line(f.against, 80)}"
         if f.difference is None:
             yield f"{where}: nothing could be compared"
-            continue
-        verdict = "another model" if f.differs else "the same"
-        apart = "below 0.0001" if 0 < f.difference < 1e-4 else words.number(f.difference, 2)
+        else:
+            yield f"{where}: another model, {_nats(f)} (allowed {f.bound:g})"
+    for (variant, against, bound), own in agreeing.items():
+        worst = max(own, key=lambda f: f.difference or 0.0)
+        many = f"{len(own)} starts" if len(own) > 1 else f"start {worst.repeat + 1}"
+        most = " at most" if len(own) > 1 else ""
         yield (
-            f"{where}: {verdict}, {apart} nats on average of {f.tokens:,d} tokens "
-            f"(allowed {f.bound:g})"
+            f"{variant}, {many}, against {words.one_line(against, 80)}: the same,{most} "
+            f"{_nats(worst)} (allowed {bound:g})"
         )
+
+
+def _nats(f: ParityFinding) -> str:
+    low = f.difference is not None and 0 < f.difference < 1e-4
+    apart = "below 0.0001" if low else words.number(f.difference, 2)
+    return f"{apart} nats on average of {f.tokens:,d} tokens"

@@ -10,7 +10,7 @@ from typing import Any
 from harness.analyse.frontier import Capacity
 from harness.findings import Acceptance, Caution, CellSummary, Integrity, Speed
 from harness.records import LoadPoint
-from harness.report import intervals, speed, view, words
+from harness.report import intervals, speed, style, view, words
 from harness.report.acceptance import acceptance_tables
 from harness.report.definitions import DEFINITIONS
 from harness.report.frontier import ProbeTable, paragraphs, tables
@@ -26,14 +26,24 @@ from harness.report.rows import (
     window_rules,
 )
 from harness.report.run_data import RunData
-from harness.report.startup import PHASE_COLUMNS, first_of_each_side, phase_table, side_by_side
+from harness.report.startup import (
+    PHASE_COLUMNS,
+    STARTUP_NOTE,
+    first_of_each_side,
+    phase_table,
+    side_by_side,
+)
 from harness.report.style import Plot
 from harness.report.telemetry import missing_words
 from harness.report.verdict import standing, verdict_sentences
 from harness.report.view import Group, MetricRow
 
 MOST_ERRORS_SHOWN = 5
+LEADING = ("effects", "frontier")
+"""Figures that stand above everything else where they come first."""
 
+Sorted = tuple[str, str]
+"""What a column is sorted by, and what it shows."""
 
 OVERVIEW_COLUMNS = (
     "engine",
@@ -83,17 +93,21 @@ class Page:
     cautions: list[dict[str, str]]
     groups: list[dict[str, Any]]
     overview_columns: tuple[str, ...]
-    overview: list[list[tuple[str, str]]]
+    overview: list[list[Sorted]]
     pooled: str
     output_columns: tuple[str, ...]
     output: list[tuple[str, str, str]]
     plots: list[Plot]
+    lead: list[Plot]
+    themes: list[tuple[str, list[Plot]]]
+    startup_plots: list[Plot]
+    startup_note: str
     startup_columns: tuple[str, ...]
     startup: list[tuple[str, ...]]
     phase_columns: tuple[str, ...]
     phases: list[tuple[str, list[tuple[str, ...]]]]
     cell_columns: tuple[str, ...]
-    cells: list[list[tuple[str, str]]]
+    cells: list[list[Sorted]]
     repeat: Repeat | None
     definitions: tuple[tuple[str, str], ...]
 
@@ -141,6 +155,10 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
         output_columns=OUTPUT_COLUMNS,
         output=output,
         plots=plots,
+        lead=plots[:1] if plots and plots[0].name in LEADING else [],
+        themes=_themes(plots, starts=bool(starts)),
+        startup_plots=[plot for plot in plots if plot.theme == "start"] if starts else [],
+        startup_note=STARTUP_NOTE,
         startup_columns=startup_columns,
         startup=startup,
         phase_columns=PHASE_COLUMNS,
@@ -150,6 +168,17 @@ def make_page(run: RunData, plots: list[Plot], found: Capacity | None = None) ->
         repeat=repeat_of(manifest, run.launches) if manifest else None,
         definitions=DEFINITIONS,
     )
+
+
+def _themes(plots: list[Plot], *, starts: bool) -> list[tuple[str, list[Plot]]]:
+    """The figures by theme, without what leads the page and what stands with the start-ups."""
+    rest = plots[1:] if plots and plots[0].name in LEADING else plots
+    parts = {
+        theme: [plot for plot in rest if plot.theme == theme]
+        for theme in style.THEMES
+        if not (starts and theme == "start")
+    }
+    return [(style.THEMES[theme], own) for theme, own in parts.items() if own]
 
 
 def _sections(
@@ -198,7 +227,7 @@ def _placed(item: view.PlacedCaution) -> dict[str, str]:
 
 def _note(caution: Caution, cells: str = "") -> dict[str, str]:
     return {
-        "code": words.one_line(caution.code, 60),
+        "title": words.one_line(caution.code, 60).replace("_", " ").replace("-", " ").capitalize(),
         "text": words.one_line(caution.text, 600),
         "advice": words.one_line(caution.advice, 600),
         "cells": cells,
@@ -235,8 +264,8 @@ def _group(group: Group, *, void: bool) -> dict[str, Any]:
         "sides": sides(group),
         "paired": len(sides(group)) > 1,
         "corrected": intervals.shows_corrected(group),
-        "quality": [
-            (label.strip(), _with_interval(group, label, values))
+        "more": [
+            (label.strip(), *_with_interval(group, label, values))
             for label, values in side_rows(group)
         ],
         "category_columns": category_columns,
@@ -283,13 +312,13 @@ def _overview_row(group: Group, *, void: bool) -> list[tuple[str, str]]:
     """Each column's sort key and text for one engine and load."""
     row = group.rows[0]
     return [
-        _text(group.engine),
-        _load(group.load),
-        _figure(row.baseline),
-        _figure(row.speculative),
-        (_key(row.ratio), words.ratio(row.ratio, row.ci_low, row.ci_high)),
-        _text(_verdict(row, void=void)),
-        *_speculation(group.acceptance, group.integrity),
+        sort_text(group.engine),
+        load_key(group.load),
+        sort_figure(row.baseline),
+        sort_figure(row.speculative),
+        (sort_key(row.ratio), words.ratio(row.ratio, row.ci_low, row.ci_high)),
+        sort_text(_verdict(row, void=void)),
+        *speculation(group.acceptance, group.integrity),
     ]
 
 
@@ -306,7 +335,7 @@ def _overview_columns(groups: tuple[Group, ...]) -> list[int]:
     return [i for i in range(len(OVERVIEW_COLUMNS)) if i not in empty]
 
 
-def _picked(rows: list[list[tuple[str, str]]], columns: list[int]) -> list[list[tuple[str, str]]]:
+def _picked(rows: list[list[Sorted]], columns: list[int]) -> list[list[Sorted]]:
     """Those columns of the rows; no overview where there is one row alone."""
     return [[row[i] for i in columns] for row in rows] if len(rows) > 1 else []
 
@@ -315,48 +344,50 @@ def _cell_row(cell: CellSummary) -> list[tuple[str, str]]:
     """Each column's sort key and text. A missing number sorts last: its key is empty."""
     m = cell.metrics
     return [
-        _text(cell.cell_id),
-        _text(cell.engine),
-        _text(cell.variant),
-        _load(cell.load),
+        sort_text(cell.cell_id),
+        sort_text(cell.engine),
+        sort_text(cell.variant),
+        load_key(cell.load),
         (f"{cell.repeat}.{cell.block:06d}", f"{cell.repeat}, {cell.block}"),
-        _text(cell.status),
-        (_key(m and m.requests_ok), words.count(m.requests_ok if m else None)),
-        (_key(m and m.requests_failed), words.count(m.requests_failed if m else None)),
-        _figure(m.output_tokens_per_s if m else None),
-        _figure(m.ttft_s.p50 if m else None, 1e3),
-        _figure(m.ttft_s.p99 if m else None, 1e3),
-        _figure(m.tpot_s.p50 if m else None, 1e3),
-        _figure(m.e2el_s.p50 if m else None, 1e3),
-        *_speculation(cell.acceptance, cell.integrity),
+        sort_text(cell.status),
+        (sort_key(m and m.requests_ok), words.count(m.requests_ok if m else None)),
+        (sort_key(m and m.requests_failed), words.count(m.requests_failed if m else None)),
+        sort_figure(m.output_tokens_per_s if m else None),
+        sort_figure(m.ttft_s.p50 if m else None, 1e3),
+        sort_figure(m.ttft_s.p99 if m else None, 1e3),
+        sort_figure(m.tpot_s.p50 if m else None, 1e3),
+        sort_figure(m.e2el_s.p50 if m else None, 1e3),
+        *speculation(cell.acceptance, cell.integrity),
     ]
 
 
-def _load(load: LoadPoint) -> tuple[str, str]:
+def load_key(load: LoadPoint) -> Sorted:
+    """A load, sorted by its concurrency or rate."""
     key = load.concurrency if load.mode == "closed" else load.request_rate
-    return _key(key), words.load_words(load)
+    return sort_key(key), words.load_words(load)
 
 
-def _speculation(
-    a: Acceptance | PooledAcceptance | None, i: Integrity | None
-) -> list[tuple[str, str]]:
+def speculation(a: Acceptance | PooledAcceptance | None, i: Integrity | None) -> list[Sorted]:
     """The columns accepted, length and identical."""
     return [
-        (_key(a and a.rate), words.percent(a.rate if a else None)),
-        (_key(a and a.length), words.fixed(a.length if a else None)),
-        (_key(i and i.identical), words.share(i.identical, i.compared) if i else words.DASH),
+        (sort_key(a and a.rate), words.percent(a.rate if a else None)),
+        (sort_key(a and a.length), words.fixed(a.length if a else None)),
+        (sort_key(i and i.identical), words.share(i.identical, i.compared) if i else words.DASH),
     ]
 
 
-def _text(value: str) -> tuple[str, str]:
+def sort_text(value: str) -> Sorted:
+    """A text, sorted by itself."""
     flat = words.one_line(value, 80)
     return flat, flat
 
 
-def _figure(value: float | None, scale: float = 1.0) -> tuple[str, str]:
+def sort_figure(value: float | None, scale: float = 1.0) -> Sorted:
+    """A number, sorted by its value."""
     scaled = None if value is None else value * scale
-    return _key(scaled), words.number(scaled)
+    return sort_key(scaled), words.number(scaled)
 
 
-def _key(value: Any) -> str:
+def sort_key(value: Any) -> str:
+    """What a number is sorted by; empty where it is missing, which sorts last."""
     return "" if value is None or words.missing(value) else repr(value)

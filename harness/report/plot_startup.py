@@ -56,10 +56,11 @@ def startup(run: RunData) -> Plot | None:
     ax.set_xlabel("seconds since the engine was started")
     ax.set_title(f"Start-up phases (n = {words.plural(len(every), 'start')}, first of each drawn)")
     alts = [f"{name}: " + ", ".join(map(_phase_said, start.phases)) for name, start in shown]
-    return Plot(
-        name="startup",
+    return style.finished(
+        figure,
+        "startup",
+        "start",
         title="Start-up",
-        svg=style.to_svg(figure, "startup"),
         alt="Start-up phases. " + ". ".join(alts) + ".",
         caption="Where a start spends its time; beside the seconds the checkpoint's bytes a second "
         "where one is loaded, and how far a progress bar came. A phase that never ended is drawn "

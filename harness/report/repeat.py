@@ -38,8 +38,8 @@ def repeat_of(manifest: Manifest, launches: tuple[LaunchRecord, ...]) -> Repeat:
         ],
         engines=_engine_commands(launches),
         plan=json.dumps(recorded_plan(manifest.plan), indent=2, ensure_ascii=False, default=str),
-        environment=_flat(manifest.environment),
-        versions=_flat(manifest.versions),
+        environment=flat(manifest.environment),
+        versions=flat(manifest.versions),
     )
 
 
@@ -53,12 +53,12 @@ def _engine_commands(launches: tuple[LaunchRecord, ...]) -> list[tuple[str, str]
     return list(found.items())
 
 
-def _flat(tree: Any, path: str = "") -> list[tuple[str, str]]:
+def flat(tree: Any, path: str = "") -> list[tuple[str, str]]:
     """A nested mapping as dotted names and plain values."""
     if isinstance(tree, dict):
-        return [pair for key, value in tree.items() for pair in _flat(value, _join(path, key))]
+        return [pair for key, value in tree.items() for pair in flat(value, _join(path, key))]
     if isinstance(tree, list | tuple) and any(isinstance(item, dict | list) for item in tree):
-        return [pair for i, v in enumerate(tree) for pair in _flat(v, _join(path, str(i)))]
+        return [pair for i, v in enumerate(tree) for pair in flat(v, _join(path, str(i)))]
     if isinstance(tree, list | tuple):
         tree = ", ".join(map(str, tree))
     name = words.one_line(path, 200)

@@ -6,6 +6,7 @@ The folder's contract is in `docs/run-folder.md`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,7 +87,7 @@ def read_run(run_dir: Path) -> RunData:
                 advice="Make the report with the harness version that wrote the run.",
             )
         )
-    cells = tuple(_cell(run_dir, known, notes) for known in _known_cells(summary, manifest))
+    cells = tuple(_cells(run_dir, summary, manifest, notes))
     return RunData(
         summary=summary,
         manifest=manifest,
@@ -128,8 +129,25 @@ def _known_cells(
     return list(known.values())
 
 
+def _cells(
+    run_dir: Path, summary: Summary, manifest: Manifest | None, notes: list[Caution]
+) -> Iterator[CellData]:
+    """Every cell. What is drawn over time is read of the first of each engine, variant and load."""
+    tracked: set[tuple[str, Variant, LoadPoint]] = set()
+    for known in _known_cells(summary, manifest):
+        _, engine, variant, load, _ = known
+        cell = _cell(run_dir, known, notes, over_time=(engine, variant, load) not in tracked)
+        if cell.samples is not None and cell.samples.track is not None:
+            tracked.add((engine, variant, load))
+        yield cell
+
+
 def _cell(
-    run_dir: Path, known: tuple[str, str, Variant, LoadPoint, int], notes: list[Caution]
+    run_dir: Path,
+    known: tuple[str, str, Variant, LoadPoint, int],
+    notes: list[Caution],
+    *,
+    over_time: bool,
 ) -> CellData:
     cell_id, engine, variant, load, repeat = known
     folder = run_dir / "cells" / cell_id
@@ -138,7 +156,7 @@ def _cell(
     if inside:
         timeline = _read(folder / "timeline.json", Timeline, notes, quiet=True)
         counters = _read(folder / "counters.json", EngineCounters, notes, quiet=True)
-        samples = _samples(folder / "requests.parquet", notes)
+        samples = _samples(folder / "requests.parquet", notes, over_time=over_time)
     if samples is None:
         notes.append(
             Caution(
@@ -161,11 +179,11 @@ def _cell(
     )
 
 
-def _samples(path: Path, notes: list[Caution]) -> Samples | None:
+def _samples(path: Path, notes: list[Caution], *, over_time: bool) -> Samples | None:
     if not path.is_file():
         return None
     try:
-        return read_samples(path)
+        return read_samples(path, over_time=over_time)
     except UsageError as error:
         notes.append(_unreadable(path, getattr(error, "why", error)))
         return None

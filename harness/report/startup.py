@@ -35,6 +35,10 @@ DRAFTER = "drafter"
 WEIGHTS = "target's weights"
 OF_A_MODEL = (WEIGHTS, "after the weights", "model construction")
 TOTAL = "in all"
+STARTUP_NOTE = (
+    "means over n starts that came up, in brackets the quickest and the slowest of them; engines "
+    "name their phases differently, stages are the same for all"
+)
 SPEED = "target's weights, speed"
 SHORTEST_LOAD_S = 1.0
 """Phases are told apart ten times a second: a shorter one's time is too uncertain a divisor."""
@@ -123,7 +127,7 @@ def side_by_side(starts: Sequence[Start]) -> tuple[tuple[str, ...], list[tuple[s
     sides: dict[str, list[Start]] = {}
     for start in starts:
         sides.setdefault(start.side, []).append(start)
-    means: list[dict[str, float]] = []
+    seconds: list[dict[str, list[float]]] = []
     speeds: list[float | None] = []
     names = ["stage"]
     for side, own in sides.items():
@@ -131,20 +135,32 @@ def side_by_side(starts: Sequence[Start]) -> tuple[tuple[str, ...], list[tuple[s
         names.append(f"{side} (n = {len(up)})" if up else f"{side} (did not come up)")
         told = [seconds_by_stage(s) for s in up or own]
         stages = dict.fromkeys(stage for one in told for stage in one)
-        means.append({stage: fmean(one.get(stage, 0.0) for one in told) for stage in stages})
+        of_stage = {stage: [one.get(stage, 0.0) for one in told] for stage in stages}
+        if stages:
+            of_stage[TOTAL] = [sum(one.values()) for one in told]
+        seconds.append(of_stage)
         known = [load_speed(p) for s in up or own for n, p in staged(s.phases) if n == WEIGHTS]
         found = [speed for speed in known if speed is not None]
         speeds.append(fmean(found) if found else None)
-    every = dict.fromkeys((*STAGES, *(stage for one in means for stage in one)))
+    every = dict.fromkeys((*STAGES, *(stage for one in seconds for stage in one)))
+    every.pop(TOTAL, None)
     rows = [
-        (stage, *(words.fixed(one.get(stage)) for one in means))
-        for stage in every
-        if any(stage in one for one in means)
+        (stage, *(_mean_and_ends(one.get(stage)) for one in seconds))
+        for stage in (*every, TOTAL)
+        if stage == TOTAL or any(stage in one for one in seconds)
     ]
-    rows.append((TOTAL, *(words.fixed(sum(one.values()) if one else None) for one in means)))
     if any(speed is not None for speed in speeds):
         rows.append((SPEED, *(per_second(speed) for speed in speeds)))
     return tuple(names), rows
+
+
+def _mean_and_ends(seconds: list[float] | None) -> str:
+    """The mean with the least and the most: 1.88 (1.70-2.10); no ends of one alone."""
+    if not seconds:
+        return words.DASH
+    mean = words.fixed(fmean(seconds))
+    low, high = words.fixed(min(seconds)), words.fixed(max(seconds))
+    return mean if low == high else f"{mean} ({low}{words.DASH}{high})"
 
 
 def phase_table(start: Start) -> list[tuple[str, ...]]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness.records import Variant
 
@@ -27,10 +27,14 @@ INK = "#0a0b0c"
 COLOUR = {"baseline": "#3d86c6", "speculative": "#d96a0b"}
 DASHES: dict[str, Any] = {"baseline": (0, (4, 1.6)), "speculative": "solid"}
 MARKER = {"baseline": "o", "speculative": "D"}
-SERIES = ("#d96a0b", "#3d86c6", "#0f9373", "#b065a8", "#8a8a2a", "#7f7f7f")
-"""For lines that are not the two variants, such as engines; after Okabe and Ito, made to show on
-both pages."""
+SERIES = ("#d96a0b", "#3d86c6", "#846054", "#9c6cfc", "#789c60", "#900cfc")
+"""For lines that are not the two variants, such as engines. Chosen by a search for those furthest
+apart to readers of normal vision and of the three kinds of colour-blindness (the simulation of
+Machado et al., 2009), among colours with a contrast of 3:1 against both pages."""
 SERIES_MARKERS = ("D", "o", "s", "^", "v", "P")
+SERIES_DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.6)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
+VERDICT = {"better": "#0f9373", "worse": "#d2403a", "same": "#3d86c6", "undecided": "#868686"}
+VERDICT_MARKERS = {"better": "^", "worse": "v", "same": "s", "undecided": "o"}
 
 RC: dict[Any, Any] = {
     "axes.edgecolor": INK,
@@ -73,12 +77,28 @@ RC: dict[Any, Any] = {
 PIXELS_PER_INCH = 106
 """How large a figure may grow on a page, so that letters are alike in all of them."""
 
+Theme = Literal["speed", "latency", "acceptance", "time", "start"]
+THEMES: dict[Theme, str] = {
+    "speed": "Speed and load",
+    "latency": "Latency",
+    "acceptance": "Acceptance",
+    "time": "While it ran",
+    "start": "Start-up",
+}
+"""The parts that a page's figures are put into, in reading order."""
+
+PNG_DPI = 144
+
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """One figure: its file's stem, inline SVG, text alternative, caption, and its width."""
+    """One figure: its file's stem, inline SVG, text alternative, caption, and its width.
+
+    `png`: the same as a bitmap on white, for what shows no SVG. `theme`: the part of the page that
+    it stands in, one of `THEMES`.
+    """
 
     name: str
     title: str
@@ -86,6 +106,8 @@ class Plot:
     alt: str
     caption: str
     wide: bool = False
+    png: bytes = b""
+    theme: Theme = "speed"
 
 
 @contextmanager
@@ -131,6 +153,48 @@ def name_variants(figure: Figure, variants: Sequence[Variant], *, markers: bool 
         for v in variants
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=2)
+
+
+def finished(
+    figure: Figure,
+    name: str,
+    theme: Theme,
+    *,
+    title: str,
+    alt: str,
+    caption: str,
+    wide: bool = False,
+) -> Plot:
+    """The drawn figure as a `Plot`; `name` is a slug, the stem of its files."""
+    svg = to_svg(figure, name)
+    _keep_layout(figure)
+    return Plot(
+        name=name,
+        title=title,
+        svg=svg,
+        png=_to_png(figure),
+        alt=alt,
+        caption=caption,
+        wide=wide,
+        theme=theme,
+    )
+
+
+def _keep_layout(figure: Figure) -> None:
+    """No more layout of a figure that has one: it would cost two more drawings, and change none.
+
+    ("none" would leave a layout of its own kind there, for which it is drawn twice as well.)
+    """
+    import matplotlib
+
+    with matplotlib.rc_context({"figure.constrained_layout.use": False}):
+        figure.set_layout_engine(None)
+
+
+def _to_png(figure: Figure) -> bytes:
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png", dpi=PNG_DPI, facecolor="white", metadata={"Software": None})
+    return sink.getvalue()
 
 
 def to_svg(figure: Figure, name: str) -> str:

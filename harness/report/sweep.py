@@ -183,14 +183,16 @@ def _figure(found: Sweep, engine: str, condition: tuple[str, ...], points: Seque
     else:
         axes.set_xticks(range(len(names)), [style.plain(n) for n in names])
         axes.set_xlabel("setting")
-    axes.set_ylabel("speed-up, output tokens/s")
+    pairs = max(p.pairs for p in points)
+    axes.set_ylabel(f"speed-up, output tokens/s (n = {words.plural(pairs, 'pair')} of blocks)")
     axes.set_title(style.plain(name))
     axes.legend()
     slug = words.slug("sweep", engine, *condition)
-    return Plot(
-        name=slug,
+    return style.finished(
+        figure,
+        slug,
+        "speed",
         title=f"Speed-up, {name}",
-        svg=style.to_svg(figure, slug),
         alt=f"Speed-up of output tokens per second over the baseline, {name}. " + " ".join(said),
         caption="Speculative by baseline over paired blocks; bars are intervals, each on its own, "
         "cut where they leave the figure. The dotted line is no change.",

@@ -87,17 +87,28 @@ def _over_gpus(told: Telemetry, name: str, over: Callable[[list[float]], float])
 
 def missing_words(summary: Summary) -> str:
     """What was not sampled and why, in one sentence; empty where nothing is missing."""
-    why: dict[str, str] = {}
-    for cell in summary.cells:
-        why |= cell.telemetry.missing if cell.telemetry else {}
+    sampled = [cell for cell in summary.cells if cell.telemetry is not None]
+    why: dict[str, dict[str, str]] = {}
+    for cell in sampled:
+        for source, reason in (cell.telemetry.missing if cell.telemetry else {}).items():
+            why.setdefault(source, {})[cell.cell_id] = reason
     if not why:
         return ""
-    names = {"gpu": "GPUs", "engine": "engine gauges", "all": "everything"}
+    names = {"gpu": "GPUs", "engine": "engine gauges", "host": "this machine", "all": "everything"}
     parts = [
-        f"{names.get(source, words.one_line(source, 20))} ({words.one_line(reason, 160)})"
-        for source, reason in why.items()
+        f"{names.get(source, words.one_line(source, 20))}{_in_cells(list(cells), len(sampled))} "
+        f"({words.one_line(next(iter(cells.values())), 160)})"
+        for source, cells in why.items()
     ]
     return f"Not sampled: {', '.join(parts)}."
+
+
+def _in_cells(cells: Sequence[str], of: int) -> str:
+    """Which cells something is missing of; nothing where it is all of them."""
+    if len(cells) == of:
+        return ""
+    more = f" and {len(cells) - 3} more" if len(cells) > 3 else ""
+    return f" in {words.one_line(', '.join(cells[:3]) + more, 200)}"
 
 
 def telemetry_plots(group: Group, cells: Sequence[CellData]) -> list[Plot]:
@@ -202,26 +213,28 @@ def _plot(
                 f"{panel.label}, {variant}: mean {words.number(float(values.mean()))}, "
                 f"most {words.number(float(values.max()))}"
             )
-        _finish(ax, panel)
+        _finish(ax, panel, [len(values) for _, (_, values) in found])
     style.name_variants(figure, [v for v in VARIANTS if v in chosen])
     label = f"{style.plain(group.engine)}, {words.load_words(group.load)}"
     figure.suptitle(label, x=0.01, ha="left", fontsize=9.5)
     slug = words.slug(name, group.name)
-    return Plot(
-        name=slug,
+    return style.finished(
+        figure,
+        slug,
+        "time",
         title=f"{title}: {group.name}",
-        svg=style.to_svg(figure, slug),
         alt=f"{title} over time, {group.name}. " + "; ".join(said) + ".",
         caption=caption,
         wide=True,
     )
 
 
-def _finish(ax: Axes, panel: _Panel) -> None:
+def _finish(ax: Axes, panel: _Panel, sizes: Sequence[int]) -> None:
     ax.set_title(panel.label)
     ax.set_ylim(0, panel.top)
     ax.set_xlim(left=0)
-    ax.set_xlabel("seconds since the first request")
+    told = " and ".join(f"{n:,d}" for n in sizes)
+    ax.set_xlabel(f"seconds since the first request\n(n = {told} samples)")
 
 
 def _shown(panel: _Panel, cell: CellData) -> tuple[Floats, Floats] | None:

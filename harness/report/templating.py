@@ -34,23 +34,27 @@ def page_templates() -> Environment:
     environment = templates(autoescape=True)
     environment.filters["svg"] = Markup
     environment.globals["css"] = Markup((TEMPLATES / "report.css").read_text("utf-8"))
+    environment.globals["js"] = Markup((TEMPLATES / "sort.js").read_text("utf-8"))
     return environment
 
 
 def write_plots(folder: Path, plots: Sequence[Plot]) -> None:
-    """Write each figure by itself; those of an earlier report go."""
+    """Write each figure by itself, as SVG and as PNG; those of an earlier report go."""
     folder.mkdir(exist_ok=True)
-    for old in folder.glob("*.svg"):
+    for old in (*folder.glob("*.svg"), *folder.glob("*.png")):
         old.unlink()
     for plot in plots:
         write_whole(folder / f"{plot.name}.svg", standalone(plot.svg, plot.alt))
+        if plot.png:
+            write_whole(folder / f"{plot.name}.png", plot.png)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write whole or not at all, so that a reader never sees half a page."""
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
     part = path.with_name(path.name + ".part")
     try:
-        part.write_text(text, "utf-8", errors="replace")
+        part.write_bytes(data)
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)

@@ -80,7 +80,9 @@ def _engine(engine: str, groups: list[Group], *, forced: bool) -> str:
     pooled = view.pool_acceptance(
         [c.acceptance for g in groups for c in g.cells if c.acceptance is not None]
     )
-    parts.extend(part for part in (_accepted(pooled), _identical(groups)) if part)
+    parts.extend(
+        part for part in (_got_worse(groups), _accepted(pooled), _identical(groups)) if part
+    )
     return "; ".join(parts) + "."
 
 
@@ -101,6 +103,25 @@ def _speed(group: Group, row: MetricRow) -> str:
         return f"not shown to be faster or slower than no speculation {where} ({bracket})"
     only = "only " if row.verdict == "worse" else ""
     return f"{only}{value} the speed of no speculation {where}"
+
+
+def _got_worse(groups: list[Group]) -> str | None:
+    """The latencies that got worse where the speed did not: a drafter that is faster in all may
+    still let a reader wait longer for the first token."""
+    told = []
+    for key, label in view.LATENCIES:
+        rows = [(group, group.row(key)) for group in groups if not _slower(group)]
+        worse = [(g, r) for g, r in rows if r is not None and r.verdict == "worse"]
+        if worse:
+            group, row = max(worse, key=lambda item: item[1].ratio or 0.0)
+            value = words.ratio(row.ratio, row.ci_low, row.ci_high)
+            told.append(f"{label} {value} at {words.load_words(group.load)}")
+    return f"but worse {' and '.join(told)}" if told else None
+
+
+def _slower(group: Group) -> bool:
+    row = group.row(SPEED)
+    return row is not None and row.verdict == "worse"
 
 
 def _accepted(pooled: PooledAcceptance | None) -> str | None:

@@ -157,6 +157,22 @@ def test_requests_are_drawn_anew_by_their_own_figures(few: Path) -> None:
 
 
 @pytest.mark.full
+def test_the_report_of_200_000_requests_is_made_in_ten_seconds_and_stays_small(
+    tmp_path: Path,
+) -> None:
+    """By the clock; where others' work is in that too, on a busy machine, by the processors."""
+    folder = tmp_path / "run"
+    write_run(folder, 200_000)
+    harness("analyse", folder)
+    took = harness("report", folder)
+    size = (folder / "report.html").stat().st_size
+    print(f"\n{took.words('report')}; {size:,} bytes")
+    assert min(took.wall_s, took.cpu_s) < MOST_S
+    assert took.gigabytes < MOST_GB
+    assert size < 5_000_000
+
+
+@pytest.mark.full
 def test_a_million_requests_are_analysed_in_ten_seconds_and_two_gigabytes(tmp_path: Path) -> None:
     """By the clock; where others' work is in that too, on a busy machine, by the processors."""
     folder = tmp_path / "run"

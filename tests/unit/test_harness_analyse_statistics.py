@@ -19,6 +19,7 @@ from harness.analyse.simulated import PLAIN, PRECISION, REALISTIC
 from harness.analyse.statistics import LogMean, holm, log_mean, percent_of, t_p_value, t_quantile
 from harness.analyse.stopping import stopped_confidence
 from harness.analyse.summary import summarise
+from harness.analyse.words import metric_words
 from harness.measure.store import to_json
 from harness.plan.schema import CompareSection, Plan
 from harness.records import DraftCounts, LoadPoint, Variant
@@ -127,6 +128,7 @@ def test_the_verdict_takes_the_corrected_interval_and_the_plain_one_is_shown() -
     (told,) = [c for c in summary.cautions if c.code == "verdict_corrected"]
     first = lost[0]
     assert f"differs by itself ({first.ci_low:.2f}" in told.text
+    assert f": {metric_words(first.metric)} differs" in told.text and "_s " not in told.text
     assert f"not as one of 4 comparisons ({first.corrected_low:.2f}" in told.text
 
 

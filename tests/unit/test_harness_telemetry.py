@@ -347,6 +347,15 @@ def test_engine_gauges_are_of_the_window() -> None:
     assert "prefix_queries" not in found.engine
 
 
+def test_a_window_without_a_sample_is_told_as_missing() -> None:
+    early = [row for row in engine_rows() if row.at_ns < 1 * S]
+    _, found = found_in(run_of([sampled(*early)]))
+    assert found.engine == {}
+    assert found.missing == {"engine": "no sample fell into a window of 4 s, sampled every 1 s"}
+    _, whole = found_in(run_of([sampled(*engine_rows())]))
+    assert whole.missing == {}
+
+
 @pytest.mark.parametrize(("plan", "warned"), [(GPU_PLAN, True), (Plan(), False)])
 def test_a_saturated_host_is_a_caution_where_the_model_runs_on_gpus(
     plan: Plan, warned: bool

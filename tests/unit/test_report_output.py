@@ -33,6 +33,26 @@ def test_every_check_has_its_row() -> None:
     assert "another model, 0.40 nats on average of 90" in rows["computes the right model"]
 
 
+def test_starts_that_agree_stand_in_one_row_and_others_each() -> None:
+    same = structs.replace(PARITY, differs=False, difference=0.002)
+    worst = structs.replace(same, repeat=1, difference=0.004, tokens=80)
+    unheard = structs.replace(PARITY, repeat=3, difference=None, differs=False)
+    other = structs.replace(same, variant="baseline", repeat=2, difference=0.00001)
+    parity = (same, worst, structs.replace(PARITY, repeat=2), unheard, other)
+    asked = (EngineIntegrity(engine="reference"),)
+    told = structs.replace(summary(), integrity=asked, parity=parity)
+    rows = [text for _, _, text in output_rows(told)]
+    assert rows == [
+        "speculative, start 3, against golden file: another model, 0.40 nats on average of 90 "
+        "tokens (allowed 0.01)",
+        "speculative, start 4, against golden file: nothing could be compared",
+        "speculative, 2 starts, against golden file: the same, at most 0.0040 nats on average of "
+        "80 tokens (allowed 0.01)",
+        "baseline, start 3, against golden file: the same, below 0.0001 nats on average of 90 "
+        "tokens (allowed 0.01)",
+    ]
+
+
 def test_what_was_not_asked_is_not_said() -> None:
     unknown = structs.replace(GREEDY, near_tie=None, errors=None, floor_compared=0)
     rows = found(structs.replace(summary(), integrity=(unknown,)))

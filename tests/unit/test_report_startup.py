@@ -99,8 +99,8 @@ def test_engines_stand_side_by_side_by_stage() -> None:
     table = {row[0]: row[1:] for row in rows}
     assert table["distributed init"] == ("0.50", "1.00")
     assert table["odd_phase"] == (DASH, "3.00")  # known by no stage: told under its own name
-    assert table["server"] == ("2.00", "0.50")
-    assert table[TOTAL] == ("34.00", "34.00")
+    assert table["server"] == (f"2.00 (1.00{DASH}3.00)", "0.50")
+    assert table[TOTAL] == (f"34.00 (33.00{DASH}35.00)", "34.00")
     assert table[SPEED] == ("2.00 GB/s", DASH)
     assert "compilation" not in table
 

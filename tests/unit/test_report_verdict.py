@@ -30,6 +30,20 @@ def test_better_and_worse(
     assert standing(told) == verdict
 
 
+def test_a_latency_that_got_worse_is_told_beside_the_speed() -> None:
+    faster = made.comparison()
+    later = made.comparison("ttft_s", 1.51, 1.18, 1.92, "worse", baseline=0.01)
+    told = verdict_sentence(made.summary(comparisons=(faster, later)))
+    assert told == (
+        "With this drafter, reference is 1.24x (1.15–1.33) the speed of no speculation at "
+        f"concurrency 1; but worse TTFT 1.51x (1.18–1.92) at concurrency 1{TAIL}"
+    )
+    slower = made.comparison("output_tokens_per_s", 0.66, 0.6, 0.72, "worse")
+    assert "TTFT" not in verdict_sentence(made.summary(comparisons=(slower, later)))
+    open_ = structs.replace(later, verdict="undecided")
+    assert "TTFT" not in verdict_sentence(made.summary(comparisons=(faster, open_)))
+
+
 def test_same_and_undecided_claim_no_difference() -> None:
     same = made.comparison("output_tokens_per_s", 1.0, 0.99, 1.01, "same")
     assert verdict_sentence(made.summary(comparisons=(same,))) == (
