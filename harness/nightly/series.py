@@ -1,0 +1,116 @@
+"""Each figure of each entry followed through the nights, from what the nights have kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from harness.analyse.statistics import t_quantile
+from harness.history.records import Point
+from harness.nightly.records import EntryPoints
+
+INTERVAL = 0.975
+"""The upper end of a point's two-sided interval: 95%."""
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """One night's value. `error`: its standard error, in the metric's unit; None: not known.
+
+    `fresh`: what the confirmations of that night measured; `whole` takes them into the mean.
+    """
+
+    night: str
+    run: str
+    value: float | None
+    error: float | None = None
+    fresh: tuple[float, ...] = ()
+
+    @property
+    def whole(self) -> float | None:
+        """Everything that night measured, as one value."""
+        values = [v for v in (self.value, *self.fresh) if v is not None]
+        return sum(values) / len(values) if values else None
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of one entry: its readings, the oldest first, each of a night of its own."""
+
+    name: str
+    entry: str
+    point: Point
+    """The latest, for what all of them have in common: metric, unit, which way is better."""
+    readings: tuple[Reading, ...]
+
+    @property
+    def metric(self) -> str:
+        """The metric's name."""
+        return self.point.metric
+
+    @property
+    def better(self) -> Literal["higher", "lower"] | None:
+        """Which way is better; None: neither."""
+        return self.point.better
+
+    @property
+    def last(self) -> Reading:
+        """Tonight's, or the last that there is."""
+        return self.readings[-1]
+
+
+def name_of(entry: str, point: Point) -> str:
+    """A series' name, as `accept` takes it."""
+    return "/".join((entry, point.engine, point.variant, point.load, point.metric))
+
+
+def error_of(point: Point) -> float | None:
+    """The standard error that a point's 95% interval tells, in the metric's unit."""
+    if point.ci_low is None or point.ci_high is None:
+        return None
+    units = point.n
+    width = t_quantile(INTERVAL, units - 1) if units is not None and 2 <= units <= 30 else 1.96
+    error = (point.ci_high - point.ci_low) / (2 * width)
+    return error if math.isfinite(error) and error >= 0 else None
+
+
+def series_of(entry: str, kept: Sequence[EntryPoints], digest: str | None) -> dict[str, Series]:
+    """The entry's series by name. `kept`: its nights, the oldest first.
+
+    Nights that measured another thing under the entry's name (`digest`) are left out, and points
+    of void runs.
+    """
+    found: dict[str, list[Reading]] = {}
+    points: dict[str, Point] = {}
+    for night in kept:
+        if digest is not None and night.digest != digest:
+            continue
+        fresh = [_by_name(entry, one) for one in night.fresh]
+        for name, point in _by_name(entry, night.points).items():
+            again = [f[name].value for f in fresh if name in f]
+            points[name] = point
+            found.setdefault(name, []).append(
+                Reading(
+                    night=night.night,
+                    run=night.run,
+                    value=point.value,
+                    error=error_of(point),
+                    fresh=tuple(v for v in again if v is not None),
+                )
+            )
+    return {
+        name: Series(name=name, entry=entry, point=points[name], readings=tuple(readings))
+        for name, readings in found.items()
+    }
+
+
+def _by_name(entry: str, points: Iterable[Point]) -> dict[str, Point]:
+    return {name_of(entry, p): p for p in points if not p.void}
+
+
+def since(series: Series, night: str, order: dict[str, int]) -> Series:
+    """The series from `night` on; `order` places every night."""
+    begin = order.get(night, 0)
+    kept = tuple(r for r in series.readings if order.get(r.night, begin) >= begin)
+    return msgspec.structs.replace(series, readings=kept or series.readings[-1:])
