@@ -13,6 +13,7 @@ import typer
 
 from harness import parameters
 from harness.cli_engines import engines_app
+from harness.cli_nightly import nightly_app
 from harness.ending import (
     DEBUG,
     Command,
@@ -45,6 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(engines_app, name="engines")
+app.add_typer(nightly_app, name="nightly")
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Engines = Annotated[
@@ -343,8 +345,9 @@ def doctor(
     raise typer.Exit(1 if fails else 0)
 
 
-for _command in (*app.registered_commands, *engines_app.registered_commands):
-    _command.cls = Command
+for _group in (app, engines_app, nightly_app):
+    for _command in _group.registered_commands:
+        _command.cls = Command
 
 
 def finish(outcome: Outcome[Any], as_json: bool) -> None:

@@ -20,6 +20,7 @@ STORIES = (
     *("run", "prepare", "serving", "attach", "resume", "sweep", "capacity", "calibrate"),
     *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
     *("telemetry", "sampler"),
+    *("nightly.story", "nightly.changed", "nightly.bisect", "nightly.candidates"),
 )
 SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
@@ -48,6 +49,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("harness.report", "harness.analyse", "harness.measure.columns"),
         *("harness.measure.metrics", "harness.measure.parquet", "harness.measure.series"),
         *("harness.measure.hardware", *SHARED),
+    ),
+    "harness.nightly": (
+        *("harness.nightly", "harness.history", "harness.analyse", "harness.report"),
+        *("harness.measure", "harness.plan", "engines.console", *SHARED),
     ),
     "harness.doctoring": (
         *("harness.doctoring", "engines", "drafters", "harness.load.prompts.tokens", *SHARED),
@@ -90,7 +95,9 @@ def fits(name: str, prefixes: tuple[str, ...]) -> bool:
 
 def knows_every_stage(module: str) -> bool:
     """The command line and the stories, by their whole names: `harness.run`, not `x.y.run`."""
-    return module in {f"harness.{name}" for name in (*STORIES, "cli", "cli_engines", "__main__")}
+    return module in {
+        f"harness.{name}" for name in (*STORIES, "cli", "cli_engines", "cli_nightly", "__main__")
+    }
 
 
 def allowed(module: str) -> tuple[str, ...]:

@@ -39,11 +39,11 @@ class NightFolder:
         """Its page."""
         return self.path / "index.html"
 
-    def log(self, entry: str, number: int = 0) -> Path:
-        """What an entry's run said; `number` from 1 is a confirmation's."""
+    def log(self, name: str) -> Path:
+        """What a run of an entry said."""
         folder = self.path / "logs"
         folder.mkdir(parents=True, exist_ok=True)
-        return folder / (f"{entry}.log" if number == 0 else f"{entry}.fresh-{number}.log")
+        return folder / f"{name}.log"
 
     def read(self) -> Night:
         """Raises `UsageError` where there is none, or one of another schema."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from xml.etree import ElementTree as xml
+from xml.etree import ElementTree
 
 from harness.nightly.records import EntryState, Finding, GateResult, Night
 
@@ -14,7 +14,7 @@ ERRORS = ("failed", "void")
 
 def to_junit(night: Night) -> str:
     """The whole document. A regression or a gate is a failure, a broken run an error."""
-    root = xml.Element("testsuites", name=_text(f"{night.suite} {night.night}"))
+    root = ElementTree.Element("testsuites", name=_text(f"{night.suite} {night.night}"))
     totals = [0, 0, 0, 0]
     for entry in night.entries:
         suite = _suite(root, night, entry)
@@ -23,15 +23,15 @@ def to_junit(night: Night) -> str:
     for key, value in zip(("tests", "failures", "errors"), totals, strict=False):
         root.set(key, str(value))
     root.set("time", f"{night.spent_s:.3f}")
-    xml.indent(root)
-    body = xml.tostring(root, encoding="unicode")
+    ElementTree.indent(root)
+    body = ElementTree.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
 
 
-def _suite(root: xml.Element, night: Night, entry: EntryState) -> xml.Element:
+def _suite(root: ElementTree.Element, night: Night, entry: EntryState) -> ElementTree.Element:
     seconds = entry.attempt.seconds if entry.attempt else 0.0
     began = (entry.attempt.begun if entry.attempt else night.begun)[:19]
-    suite = xml.SubElement(root, "testsuite", name=_text(f"{night.suite}.{entry.name}"))
+    suite = ElementTree.SubElement(root, "testsuite", name=_text(f"{night.suite}.{entry.name}"))
     cases = [_run_case(night, entry)]
     cases += [_gate_case(night, g) for g in night.gates if g.entry == entry.name]
     cases += [_finding_case(night, f) for f in night.findings if f.entry == entry.name]
@@ -50,8 +50,8 @@ def _suite(root: xml.Element, night: Night, entry: EntryState) -> xml.Element:
     return suite
 
 
-def _case(night: Night, entry: str, name: str, seconds: float = 0.0) -> xml.Element:
-    return xml.Element(
+def _case(night: Night, entry: str, name: str, seconds: float = 0.0) -> ElementTree.Element:
+    return ElementTree.Element(
         "testcase",
         name=_text(name),
         classname=_text(f"{night.suite}.{entry}"),
@@ -59,39 +59,43 @@ def _case(night: Night, entry: str, name: str, seconds: float = 0.0) -> xml.Elem
     )
 
 
-def _run_case(night: Night, entry: EntryState) -> xml.Element:
+def _run_case(night: Night, entry: EntryState) -> ElementTree.Element:
     attempt = entry.attempt
     case = _case(night, entry.name, "run", attempt.seconds if attempt else 0.0)
     said = (attempt.error if attempt else None) or entry.why
     if entry.status in ERRORS:
         _said(case, "error", said, entry.status)
     elif entry.status != "done":
-        xml.SubElement(case, "skipped", message=_text(f"{entry.status.replace('_', ' ')}: {said}"))
+        ElementTree.SubElement(
+            case, "skipped", message=_text(f"{entry.status.replace('_', ' ')}: {said}")
+        )
     return case
 
 
-def _gate_case(night: Night, gate: GateResult) -> xml.Element:
+def _gate_case(night: Night, gate: GateResult) -> ElementTree.Element:
     case = _case(night, gate.entry, f"gate: {gate.rule}: {gate.series}")
     if gate.status == "fail":
         _said(case, "failure", gate.text, "gate")
     elif gate.status != "pass":
-        xml.SubElement(case, "skipped", message=_text(f"{gate.status}: {gate.text}"))
+        ElementTree.SubElement(case, "skipped", message=_text(f"{gate.status}: {gate.text}"))
     return case
 
 
-def _finding_case(night: Night, finding: Finding) -> xml.Element:
+def _finding_case(night: Night, finding: Finding) -> ElementTree.Element:
     case = _case(night, finding.entry, f"{finding.source}: {finding.series}")
     if finding.status == "confirmed" and finding.direction == "worse":
         more = "\n".join((finding.text, *finding.changed))
         _said(case, "failure", finding.text, "regression", more)
     elif finding.direction == "worse":
         message = _text(f"{finding.status}: {finding.text}")
-        xml.SubElement(case, "skipped", message=message)
+        ElementTree.SubElement(case, "skipped", message=message)
     return case
 
 
-def _said(case: xml.Element, tag: str, message: str, kind: str, text: str | None = None) -> None:
-    element = xml.SubElement(case, tag, message=_text(message), type=kind)
+def _said(
+    case: ElementTree.Element, tag: str, message: str, kind: str, text: str | None = None
+) -> None:
+    element = ElementTree.SubElement(case, tag, message=_text(message), type=kind)
     element.text = _text(text or message)
 
 

@@ -24,7 +24,7 @@ from harness.history.points import points_of
 from harness.history.records import Labels, Point
 from harness.measure.store import SUMMARY, RunFolder, read_json, to_json, write_atomic
 from harness.nightly.records import Attempt
-from harness.records import Manifest
+from harness.nightly.series import blocks_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GRACE_S = 90.0
@@ -209,9 +209,21 @@ def label(run: Path, suite: str, pinned: str | None = None) -> None:
     write_atomic(path, to_json(Labels(suite=suite, pinned=kept)))
 
 
-def figures(run: Path, suite: str) -> tuple[tuple[Point, ...], Manifest]:
-    """A run's points and its manifest. Raises `UsageError`."""
+def unpin(run: Path) -> None:
+    """Let the run be pruned like any other."""
+    path = run / LABELS
+    if path.exists():
+        labels = read_json(path, Labels)
+        write_atomic(path, to_json(msgspec.structs.replace(labels, pinned=None)))
+
+
+def figures(run: Path, suite: str) -> tuple[Point, ...]:
+    """A run's points. Raises `UsageError`."""
     folder = RunFolder(run)
-    manifest = folder.manifest()
-    points = points_of(folder.summary(), manifest, Labels(suite=suite))
-    return tuple(points), manifest
+    return tuple(points_of(folder.summary(), folder.manifest(), Labels(suite=suite)))
+
+
+def blocks(entry: str, run: Path) -> dict[str, tuple[float, ...]]:
+    """A run's figures start by start, by series. Raises `UsageError`."""
+    folder = RunFolder(run)
+    return blocks_of(entry, folder.summary(), folder.manifest())

@@ -8,6 +8,7 @@ figures scatter by from night to night, at most five. The time budget cuts the e
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -90,5 +91,5 @@ def scatter_of(values: Sequence[float | None]) -> float | None:
     logs = [math.log(v) for v in values if v is not None and v > 0]
     if len(logs) < 4:
         return None
-    steps = [abs(b - a) for a, b in zip(logs, logs[1:], strict=False)]
+    steps = [abs(b - a) for a, b in itertools.pairwise(logs)]
     return 1.4826 * statistics.median(steps) / math.sqrt(2)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from harness.history.records import Point
 from harness.records import Record
 
@@ -15,6 +17,10 @@ NIGHT_SCHEMA = "1.0"
 Status = Literal["pending", "running", "done", "void", "failed", "cut_short", "left_out"]
 """`failed`: the run gave no summary. `cut_short`: the time budget ended it."""
 ENDED: tuple[Status, ...] = ("done", "void", "failed", "cut_short", "left_out")
+
+
+GateStatus = Literal["pass", "fail", "refuted", "unconfirmed", "known", "unknown", "no_baseline"]
+FindingStatus = Literal["confirmed", "refuted", "unconfirmed", "machine", "known"]
 
 
 class Attempt(Record, frozen=True, kw_only=True):
@@ -35,7 +41,8 @@ class Attempt(Record, frozen=True, kw_only=True):
 class EntryState(Record, frozen=True, kw_only=True):
     """How far an entry is. `why`: why it stands where it does in the order, or was left out.
 
-    `expected_s`: how long it was expected to take; None: not known. `fresh`: its confirmations.
+    `expected_s`: how long it was expected to take; None: not known. `fresh`: the runs that its
+    suspects were measured again by; `control`: those of a version that was good, in turn with them.
     """
 
     name: str
@@ -45,12 +52,13 @@ class EntryState(Record, frozen=True, kw_only=True):
     expected_s: float | None = None
     attempt: Attempt | None = None
     fresh: tuple[Attempt, ...] = ()
+    control: tuple[Attempt, ...] = ()
 
 
 class GateResult(Record, frozen=True, kw_only=True):
     """One gate against one series. `bound`: the limit in the metric's unit, `told` in words.
 
-    `unknown`: the figure, or the baseline that it is relative to, is missing.
+    `unknown`: the figure is missing; `no_baseline`: what it is relative to.
     """
 
     series: str
@@ -58,7 +66,7 @@ class GateResult(Record, frozen=True, kw_only=True):
     rule: str
     value: float | None
     bound: float | None
-    status: Literal["pass", "fail", "refuted", "unconfirmed", "known", "unknown"]
+    status: GateStatus
     text: str
 
 
@@ -66,8 +74,10 @@ class Finding(Record, frozen=True, kw_only=True):
     """A change that a series shows, or a difference to the pinned baseline.
 
     `ratio` of after by before, its interval `low` and `high`. `first_bad`, `last_good`: nights.
-    `unconfirmed`: no fresh blocks were measured for it (no time was left). `changed`: what differs
-    in the environment between the last good and the first bad run, each in words.
+    `unconfirmed`: fresh blocks could not decide it, or there was no time for them. `machine`: a
+    good version lost as much on the same night. `found`: the night on which it was told first.
+    `changed`: what differs in the environment between the last good and the first bad run, each in
+    words.
     """
 
     series: str
@@ -75,15 +85,15 @@ class Finding(Record, frozen=True, kw_only=True):
     source: Literal["series", "baseline"]
     kind: Literal["step", "drift", "difference"]
     direction: Literal["worse", "better"]
-    status: Literal["confirmed", "refuted", "unconfirmed", "known"]
+    status: FindingStatus
     before: float | None
     after: float | None
     ratio: float | None
     low: float | None = None
     high: float | None = None
     p_value: float | None = None
-    fresh: tuple[float, ...] = ()
     first_bad: str | None = None
+    found: str | None = None
     last_good: str | None = None
     reason: str | None = None
     changed: tuple[str, ...] = ()
@@ -114,7 +124,8 @@ class Night(Record, frozen=True, kw_only=True):
 class EntryPoints(Record, frozen=True, kw_only=True):
     """An entry's figures of one night, kept whatever becomes of the run's folder.
 
-    `points` of the night's run, `fresh` of each of its confirmations.
+    `points` of the night's run. `fresh`: by series, one value for each fresh block (one start of
+    the engine) that a suspect was measured by; `control`: the same of a version that was good.
     """
 
     entry: str
@@ -122,7 +133,8 @@ class EntryPoints(Record, frozen=True, kw_only=True):
     night: str
     run: str
     points: tuple[Point, ...]
-    fresh: tuple[tuple[Point, ...], ...] = ()
+    fresh: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
+    control: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
 
 
 class Baseline(Record, frozen=True, kw_only=True):

@@ -9,8 +9,11 @@ from typing import Literal
 import msgspec
 
 from harness.analyse.statistics import t_quantile
+from harness.findings import Summary
+from harness.history.points import points_of
 from harness.history.records import Point
 from harness.nightly.records import EntryPoints
+from harness.records import Manifest
 
 INTERVAL = 0.975
 """The upper end of a point's two-sided interval: 95%."""
@@ -19,7 +22,7 @@ INTERVAL = 0.975
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """One night's value. `error`: its standard error, in the metric's unit; None: not known.
 
-    `fresh`: what the confirmations of that night measured; `whole` takes them into the mean.
+    `fresh`: each block that a suspect was measured again by; `control`: those of a good version.
     """
 
     night: str
@@ -27,12 +30,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     value: float | None
     error: float | None = None
     fresh: tuple[float, ...] = ()
-
-    @property
-    def whole(self) -> float | None:
-        """Everything that night measured, as one value."""
-        values = [v for v in (self.value, *self.fresh) if v is not None]
-        return sum(values) / len(values) if values else None
+    control: tuple[float, ...] = ()
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +84,7 @@ def series_of(entry: str, kept: Sequence[EntryPoints], digest: str | None) -> di
     for night in kept:
         if digest is not None and night.digest != digest:
             continue
-        fresh = [_by_name(entry, one) for one in night.fresh]
         for name, point in _by_name(entry, night.points).items():
-            again = [f[name].value for f in fresh if name in f]
             points[name] = point
             found.setdefault(name, []).append(
                 Reading(
@@ -96,7 +92,8 @@ def series_of(entry: str, kept: Sequence[EntryPoints], digest: str | None) -> di
                     run=night.run,
                     value=point.value,
                     error=error_of(point),
-                    fresh=tuple(v for v in again if v is not None),
+                    fresh=night.fresh.get(name, ()),
+                    control=night.control.get(name, ()),
                 )
             )
     return {
@@ -109,8 +106,31 @@ def _by_name(entry: str, points: Iterable[Point]) -> dict[str, Point]:
     return {name_of(entry, p): p for p in points if not p.void}
 
 
-def since(series: Series, night: str, order: dict[str, int]) -> Series:
-    """The series from `night` on; `order` places every night."""
-    begin = order.get(night, 0)
-    kept = tuple(r for r in series.readings if order.get(r.night, begin) >= begin)
-    return msgspec.structs.replace(series, readings=kept or series.readings[-1:])
+def blocks_of(entry: str, summary: Summary, manifest: Manifest) -> dict[str, tuple[float, ...]]:
+    """A run's figures start by start, by series: what one more start would give another one of.
+
+    A ratio is that of the two variants' starts of one pair.
+    """
+    found: dict[str, list[float]] = {}
+    for repeat in sorted({c.repeat for c in summary.cells}):
+        cells = tuple(c for c in summary.cells if c.repeat == repeat)
+        alone = msgspec.structs.replace(
+            summary, cells=cells, estimates=(), comparisons=(), speed=(), integrity=(), parity=()
+        )
+        own = [p for p in points_of(alone, manifest) if p.value is not None]
+        for point in (*own, *_ratios(own)):
+            if point.value is not None:
+                found.setdefault(name_of(entry, point), []).append(point.value)
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def _ratios(points: Sequence[Point]) -> list[Point]:
+    """Speculative over baseline, of every figure that both have."""
+    base = {(p.engine, p.load, p.metric): p.value for p in points if p.variant == "baseline"}
+    found = []
+    for point in points:
+        below = base.get((point.engine, point.load, point.metric))
+        if point.variant == "speculative" and point.value is not None and below:
+            value = point.value / below
+            found.append(msgspec.structs.replace(point, variant="ratio", value=value))
+    return found

@@ -20,6 +20,11 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 """Of a suite and of an entry: it becomes a folder's name and a part of a series' name."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+WATCHED = (
+    *("output_tokens_per_s", "acceptance_length", "ttft_s.mean", "tpot_s.mean", "e2el_s.mean"),
+    "startup_s",
+)
+
 Minutes = Annotated[float, msgspec.Meta(gt=0, le=100_000)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
@@ -77,25 +82,42 @@ class Webhook(Section, frozen=True, kw_only=True):
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=300)] = 10.0
 
 
+class Control(Section, frozen=True, kw_only=True):
+    """A version that is known to be good, measured in turn with a suspect on the same night.
+
+    `root`: a checkout of the harness, seen from the suite's folder; None: this one. `env`:
+    variables of its environment, such as SPEC_HARNESS_PYTHON_VLLM for another vLLM.
+    """
+
+    root: str | None = None
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+
+
 class Suite(Section, frozen=True, kw_only=True):
     """A whole suite. `gates` hold for every entry, before its own.
 
-    `results`: the results root, seen from the folder that the command is given in.
-    `confirm_blocks`: how many fresh runs a suspect is measured by before it is cried.
-    `confirm_reserve`: the share of the time budget that is kept for them. `min_effect`: a change
-    smaller than this is no news. `keep_nights`: how many nights back the series are looked at.
+    `results`: the results root, seen from the folder that the command is given in. `watch`: the
+    metrics whose series are watched for changes. `confirm_blocks`: how many fresh blocks (starts of
+    the engine) a suspect is measured by before it is looked at again; `confirm_reserve`: the share
+    of the time budget that is kept for them. `min_effect`: a change smaller than this is no news.
+    `suspect`: a night whose p-value is below is measured again. `learn`: nights that a series
+    needs before its own history judges it. `keep_nights`: how many nights back it is looked at.
     """
 
     name: str = ""
     description: str = ""
     results: str = "results"
     time_budget_min: Minutes | None = None
-    confirm_blocks: Annotated[int, msgspec.Meta(ge=1, le=20)] = 2
+    watch: tuple[str, ...] = WATCHED
+    confirm_blocks: Annotated[int, msgspec.Meta(ge=2, le=100)] = 4
     confirm_reserve: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.2
     min_effect: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.01
+    suspect: Annotated[float, msgspec.Meta(gt=0, le=0.5)] = 0.05
+    learn: Annotated[int, msgspec.Meta(ge=3, le=365)] = 14
     keep_nights: Annotated[int, msgspec.Meta(ge=5, le=3650)] = 180
     gates: tuple[Gate, ...] = ()
     webhook: Webhook | None = None
+    control: Control | None = None
     entries: tuple[Entry, ...] = ()
 
 
@@ -134,8 +156,9 @@ def read_suite(path: Path) -> Loaded:
     entries = _tables(table, "entries", str(path))
     gates = _tables(table, "gates", str(path))
     check_keys(table, Suite, str(path))
-    if isinstance(table.get("webhook"), dict):
-        check_keys(table["webhook"], Webhook, f"{path}, [webhook]")
+    for name, section in (("webhook", Webhook), ("control", Control)):
+        if isinstance(table.get(name), dict):
+            check_keys(table[name], section, f"{path}, [{name}]")
     plain = {k: v for k, v in table.items() if k not in ("entries", "gates")}
     suite = msgspec.structs.replace(
         decode(plain, str(path), Suite),
@@ -157,7 +180,9 @@ def check_plans(loaded: Loaded) -> None:
         try:
             profile = profile_of(loaded, entry)
             if profile is not None:
-                build(read_profile(profile), entry.engine or "reference", list(sets_of(loaded, entry)))
+                build(
+                    read_profile(profile), entry.engine or "reference", list(sets_of(loaded, entry))
+                )
             elif entry.set or entry.workload:
                 demo = read_profile("demo")
                 build(demo, "reference", list(sets_of(loaded, entry)))
@@ -281,11 +306,9 @@ def _check_names(loaded: Loaded) -> None:
     if twice:
         raise UsageError(f"{path}: two entries are called '{twice[0]}'")
     hook = suite.webhook
-    for key, name in (
-        ("url_env", hook.url_env if hook else None),
-        ("secret_env", hook.secret_env if hook else None),
-    ):
-        if name is not None and not VARIABLE.fullmatch(name):
+    variables = () if hook is None else (("url_env", hook.url_env), ("secret_env", hook.secret_env))
+    for key, variable in variables:
+        if variable is not None and not VARIABLE.fullmatch(variable):
             raise UsageError(
                 f"{path}, [webhook]: {key}: name a variable of the environment, not its value"
             )

@@ -48,8 +48,8 @@ def plots(
 def _plot(series: Series, number: int, night: Night, baseline: float | None) -> Plot:
     figure, (axes,) = style.new_figure(1, 1, (6.4, 3.2))
     names = [r.night for r in series.readings]
-    at = [i for i, r in enumerate(series.readings) if r.whole is not None]
-    values = [v for r in series.readings if (v := r.whole) is not None]
+    at = [i for i, r in enumerate(series.readings) if r.value is not None]
+    values = [v for r in series.readings if (v := r.value) is not None]
     errors = [1.96 * (series.readings[i].error or 0.0) for i in at]
     colour = style.SERIES[0]
     axes.plot(at, values, color=colour, marker="o", markersize=3.5, linewidth=1.4)

@@ -40,6 +40,19 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     links: Mapping[str, str]
     gates: tuple[tuple[str, ...], ...]
 
+    @property
+    def text(self) -> str:
+        """For the terminal: the verdict, what is cried with its cause, doubts, and the entries."""
+        lines = [f"{self.title}: {self.badge}", *self.verdict, self.meta]
+        for text, changed in self.alarms:
+            lines += [f"! {text}", *(f"    {line}" for line in changed)]
+        for heading, told in (("in doubt", self.doubts), ("known", self.known)):
+            lines += [f"{heading}: {text}" for text in told]
+        lines += [f"note: {text}" for text in self.notes]
+        width = max((len(row[0]) for row in self.entries), default=0)
+        lines += [f"{row[0]:<{width}}  {row[1]}, {row[2]} min" for row in self.entries]
+        return "\n".join(lines)
+
 
 def view_of(night: Night, links: Mapping[str, str]) -> View:
     """The view of a night that was judged. `links`: each entry's own report."""
@@ -151,7 +164,7 @@ def series_rows(
     """One row a series: its name, its values for the sparkline, and how it moved."""
     rows: list[dict[str, object]] = []
     for one in series:
-        values = [r.whole for r in one.readings]
+        values = [r.value for r in one.readings]
         now, before = values[-1], next((v for v in reversed(values[:-1]) if v is not None), None)
         rows.append(
             {

@@ -1,0 +1,93 @@
+"""`python -m harness nightly`: a night, what is accepted, and the search for a cause."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.errors import UsageError
+
+nightly_app = typer.Typer(
+    help="Measure a suite, compare with its history, cry only what fresh blocks confirm.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+
+SuiteFile = Annotated[
+    Path | None, typer.Option("--suite", metavar="FILE", help="The suite, a TOML file.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")]
+
+
+def _wanted(suite: Path | None) -> Path:
+    if suite is None:
+        raise UsageError("nightly: give --suite FILE (see docs/nightly.md)")
+    return suite
+
+
+@nightly_app.callback()
+def nightly(
+    ctx: typer.Context,
+    suite: SuiteFile = None,
+    anew: Annotated[
+        bool, typer.Option("--new", help="Begin a night although one was interrupted.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a night of the suite, or the rest of one that was interrupted.
+
+    Exit 1: a regression is confirmed, or a gate is not kept.
+    """
+    if ctx.invoked_subcommand is not None:
+        if suite is not None:
+            ctx.obj = suite
+        return
+    from harness.nightly.story import nightly as do_nightly
+    from harness.nightly.suite import read_suite
+    from harness.progress import make_progress
+
+    loaded = read_suite(_wanted(suite))
+    with make_progress() as progress:
+        told = do_nightly(loaded, progress, anew=anew)
+    if told.view is not None:
+        text = (told.folder / "findings.json").read_text("utf-8") if as_json else told.view.text
+        print(text.rstrip("\n"))
+        print(f"page: {told.folder / 'index.html'}", file=sys.stderr)
+    print(told.folder, file=sys.stderr if as_json else sys.stdout, flush=True)
+    raise typer.Exit(told.exit_code)
+
+
+@nightly_app.command("accept")
+def nightly_accept(
+    ctx: typer.Context,
+    series: Annotated[
+        str,
+        typer.Argument(metavar="SERIES", help="A series, several with *, or an entry's name."),
+    ],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; it is recorded.")],
+    suite: SuiteFile = None,
+    known_bad: Annotated[
+        bool, typer.Option("--known-bad", help="It stays bad; tell it, and fail nothing for it.")
+    ] = False,
+    since: Annotated[
+        str | None, typer.Option(metavar="NIGHT", help="The night it began, such as 2026-11-30.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="DATE", help="With --known-bad: the day it ends.")
+    ] = None,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="Pin the last night's run as the baseline, too.")
+    ] = False,
+) -> None:
+    """Accept a change of a series from a night on, with the reason; the series begins anew."""
+    from harness.nightly.accept import Wish, accept
+    from harness.nightly.suite import read_suite
+
+    wish = Wish(
+        series=series, reason=reason, known_bad=known_bad, since=since, until=until, pin=pin
+    )
+    for line in accept(read_suite(_wanted(suite or ctx.obj)), wish):
+        print(line)
