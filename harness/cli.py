@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from harness import parameters
+from harness.cli_compare import compare
 from harness.cli_engines import engines_app
 from harness.cli_nightly import nightly_app
 from harness.ending import (
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 app.add_typer(engines_app, name="engines")
 app.add_typer(nightly_app, name="nightly")
+app.command()(compare)
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Engines = Annotated[

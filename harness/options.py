@@ -38,14 +38,37 @@ def parse_precision(text: str | None) -> list[str]:
     """`--precision`, 3% or 0.03, as items of `--set`. Raises `UsageError`."""
     if text is None:
         return []
-    number, percent, rest = text.strip().partition("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError:
-        share = float("nan")
-    if rest.strip() or not 0.001 <= share < 1:
+    share = share_of(text)
+    if not 0.001 <= share < 1:
         raise UsageError(f"--precision {text}: give a share from 0.1% to below 100%, such as 3%")
     return [f"compare.precision={share:.6g}"]
+
+
+def share_of(text: str) -> float:
+    """3% or 0.03 as a number; NaN where it is neither."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        return float("nan") if rest.strip() else float(number) / (100 if percent else 1)
+    except ValueError:
+        return float("nan")
+
+
+def parse_tolerances(items: list[str]) -> dict[str, float]:
+    """`--tolerance` options, 3% or METRIC=3%, by metric; "": of all others. Raises `UsageError`."""
+    found: dict[str, float] = {}
+    for item in (part.strip() for text in items for part in text.split(",")):
+        name, equals, value = item.rpartition("=")
+        share = share_of(value)
+        if (equals and not name.strip()) or not 0 < share < 1:
+            raise UsageError(
+                f"--tolerance {item}: give a share above 0% and below 100%, such as 3%, or of one "
+                "metric, such as output_tokens_per_s=2%"
+            )
+        if name.strip() in found:
+            what = name.strip() or "all metrics"
+            raise UsageError(f"--tolerance {item}: {what} has two tolerances; give one")
+        found[name.strip()] = share
+    return found
 
 
 def parse_urls(items: list[str]) -> dict[str, str]:

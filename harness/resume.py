@@ -18,6 +18,7 @@ from engines.base import EngineUsageError
 from engines.install import engine_python, package_versions
 from harness.errors import UsageError, one_line
 from harness.measure.environment import environment, git_diff, git_state, versions
+from harness.measure.hardware import gpu_words
 from harness.measure.store import RunFolder
 from harness.prepare import Prepared, environment_of
 from harness.probes import weights_key
@@ -137,7 +138,7 @@ def differences(then: Manifest, now: Made) -> list[str]:
         if key in then.environment
     )
     if "gpus" in then.environment:
-        pair = (_gpus(then.environment["gpus"]), _gpus(now.environment["gpus"]))
+        pair = (gpu_words(then.environment["gpus"]), gpu_words(now.environment["gpus"]))
         found += _changed([("GPUs", *pair)])
     found += _changed((name, was, now.versions.get(name)) for name, was in then.versions.items())
     for engine, packages in then.engine_versions.items():
@@ -174,10 +175,3 @@ def _changed(values: Iterable[tuple[str, Any, Any]]) -> list[str]:
 
 def _shown(value: Any) -> str:
     return "absent" if value is None else one_line(str(value), 120)
-
-
-def _gpus(gpus: Any) -> str:
-    """The GPUs in words: equal ones counted."""
-    names = [f"{g.get('name')} (driver {g.get('driver')})" for g in gpus or [] if g]
-    counts = {name: names.count(name) for name in names}
-    return ", ".join(f"{n} x {name}" for name, n in counts.items()) or "none"

@@ -19,9 +19,10 @@ PACKAGES = ("harness", "engines", "drafters", "training")
 STORIES = (
     *("run", "prepare", "serving", "attach", "resume", "sweep", "capacity", "calibrate"),
     *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
-    *("telemetry", "sampler"),
+    *("telemetry", "sampler", "compare"),
     *("nightly.story", "nightly.changed", "nightly.bisect", "nightly.candidates"),
 )
+CLIS = ("cli", "cli_engines", "cli_compare", "cli_nightly")
 SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
 
@@ -95,9 +96,7 @@ def fits(name: str, prefixes: tuple[str, ...]) -> bool:
 
 def knows_every_stage(module: str) -> bool:
     """The command line and the stories, by their whole names: `harness.run`, not `x.y.run`."""
-    return module in {
-        f"harness.{name}" for name in (*STORIES, "cli", "cli_engines", "cli_nightly", "__main__")
-    }
+    return module in {f"harness.{name}" for name in (*STORIES, *CLIS, "__main__")}
 
 
 def allowed(module: str) -> tuple[str, ...]:

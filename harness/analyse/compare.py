@@ -10,7 +10,7 @@ import msgspec
 
 from harness.analyse.bootstrap import BOOTSTRAP_STARTS, Floats, figures, hierarchical, pair_sums
 from harness.analyse.data import CellData, RunData, by_repeat, pairs
-from harness.analyse.statistics import LogMean, holm, log_mean, percent_of, verdict
+from harness.analyse.statistics import LogMean, holm, judged, log_mean, percent_of
 from harness.analyse.stopping import first_look, stopped_confidence
 from harness.analyse.words import load_words
 from harness.findings import Comparison, Metrics
@@ -203,22 +203,23 @@ def decided(measured: list[Measured]) -> list[Comparison]:
 
 def _judged(measured: Measured, level: float, family: int) -> Comparison:
     """The comparison with its verdict. `same` needs the whole correction, a difference Holm's."""
-    comparison, found = measured.comparison, measured.found
-    assert comparison.ratio is not None
+    comparison = measured.comparison
     better = DEFINITIONS[comparison.metric].better
     assert better is not None
-    for confidence in (1 - level, 1 - measured.alpha / family):
-        low, high = found.interval(confidence) or (None, None)
-        told = verdict(comparison.ratio, low, high, better=better, min_effect=measured.min_effect)
-        if told in ("better", "worse"):
-            break
+    told = judged(
+        measured.found,
+        level=level,
+        strict=measured.alpha / family,
+        better=better,
+        min_effect=measured.min_effect,
+    )
     correction = f"; verdicts by Holm's correction for {family} comparisons" if family > 1 else ""
     return msgspec.structs.replace(
         comparison,
-        verdict=told,
+        verdict=told.verdict,
         family=family,
-        corrected_low=low,
-        corrected_high=high,
-        corrected_confidence=confidence,
+        corrected_low=told.low,
+        corrected_high=told.high,
+        corrected_confidence=told.confidence,
         method=comparison.method + correction,
     )

@@ -15,20 +15,26 @@ class LogMean(msgspec.Struct, frozen=True, kw_only=True):
     """A mean of `units` independent values on the log scale, and how far it may be off.
 
     `error`: its standard error, None for one unit. `reference`: what |mean - truth| / error is in
-    resamples, ascending; None: Student's t.
+    resamples, ascending; None: Student's t, of `degrees` of freedom where they are not units - 1.
     """
 
     mean: float
     error: float | None
     units: int
     reference: tuple[float, ...] | None = None
+    degrees: float | None = None
+
+    @property
+    def freedom(self) -> float:
+        """Student's t's degrees of freedom."""
+        return self.units - 1 if self.degrees is None else self.degrees
 
     def half(self, confidence: float) -> float | None:
         """Half the interval's width on the log scale."""
         if self.error is None:
             return None
         if self.reference is None:
-            return t_quantile(0.5 + confidence / 2, self.units - 1) * self.error
+            return t_quantile(0.5 + confidence / 2, self.freedom) * self.error
         size = len(self.reference)
         at = math.ceil(confidence * (size + 1)) - 1
         return math.inf if at >= size else self.reference[at] * self.error
@@ -47,7 +53,7 @@ class LogMean(msgspec.Struct, frozen=True, kw_only=True):
         if self.error == 0:
             return 1.0 if self.mean == 0 else 0.0
         if self.reference is None:
-            return t_p_value(self.mean, self.error, self.units - 1)
+            return t_p_value(self.mean, self.error, self.freedom)
         at = abs(self.mean) / self.error
         beyond = sum(value >= at for value in self.reference)
         return (beyond + 1) / (len(self.reference) + 1)
@@ -108,7 +114,7 @@ def t_quantile(probability: float, degrees: float) -> float:
     return float(stdtrit(degrees, probability))
 
 
-def t_p_value(value: float, error: float, degrees: int) -> float:
+def t_p_value(value: float, error: float, degrees: float) -> float:
     """Two-sided p-value of a value whose standard error has so many degrees of freedom."""
     if error == 0:
         return 1.0 if value == 0 else 0.0
@@ -133,6 +139,35 @@ def verdict(
     if low >= 1 - min_effect and high <= 1 + min_effect:
         return "same"
     return "undecided"
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict, and the interval that it is drawn from with its confidence."""
+
+    verdict: Verdict
+    low: float | None
+    high: float | None
+    confidence: float
+
+
+def judged(
+    found: LogMean,
+    *,
+    level: float,
+    strict: float,
+    better: Better,
+    min_effect: float,
+) -> Judged:
+    """A difference is decided at the error rate `level`, which is Holm's; `same` at `strict`.
+
+    `strict` is the whole correction, alpha / m: see `holm`.
+    """
+    for rate in (level, strict):
+        low, high = found.interval(1 - rate) or (None, None)
+        told = verdict(math.exp(found.mean), low, high, better=better, min_effect=min_effect)
+        if told in ("better", "worse"):
+            break
+    return Judged(verdict=told, low=low, high=high, confidence=1 - rate)
 
 
 def autocorrelation_time(values: Sequence[float]) -> float:

@@ -40,6 +40,13 @@ def load_nvml() -> tuple[Any, str | None]:
     return pynvml, None
 
 
+def gpu_words(gpus: Any) -> str:
+    """The GPUs of a manifest's environment in words: equal ones counted."""
+    names = [f"{g.get('name')} (driver {g.get('driver')})" for g in gpus or [] if g]
+    counts = {name: names.count(name) for name in names}
+    return ", ".join(f"{n} x {name}" for name, n in counts.items()) or "none"
+
+
 class Gpus:
     """Reads every GPU. `nvml`: the library, already begun.
 

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
+from harness.analyse.across.differences import differences
+from harness.analyse.across.metrics import FIGURES, figure_of
+from harness.analyse.across.records import Area, Difference
+from harness.compare import read_stored
 from harness.errors import UsageError
-from harness.measure.store import RunFolder
-from harness.resume import Made, differences
+from harness.report import words
+
+NOTHING = "nothing that is recorded changed: suspect the machine"
 
 
 def between(good: Path, bad: Path, metric: str) -> list[str]:
-    """Everything that differs in code, versions, models and machine, what may move `metric` first.
+    """Everything that differs in plan, code, versions, models and machine.
 
-    Says so where nothing does, or where a run's folder is gone.
+    What may move `metric` comes first. Says so where nothing does, or where a run is gone.
     """
     try:
-        then, now = RunFolder(good).manifest(), RunFolder(bad).manifest()
+        then, now = read_stored(good, "good"), read_stored(bad, "bad")
     except UsageError:
-        gone = good if not good.is_dir() else bad
+        gone = bad if good.is_dir() else good
         return [f"what changed is not known: the run {gone.name} is gone or cannot be read"]
-    made = {f.name: getattr(now, f.name) for f in msgspec.structs.fields(Made)}
-    found = differences(then, Made(**made))
-    return found or ["nothing that is recorded changed: suspect the machine"]
+    engines = {name: name for name in then.plans if name in now.plans}
+    found = differences(then, now, engines)
+    area = area_of(metric)
+    found.sort(key=lambda d: area is not None and area not in d.affects)
+    return [_line(d) for d in found] or [NOTHING]
+
+
+def area_of(metric: str) -> Area | None:
+    """What a metric is about; None where the comparison of runs does not know it."""
+    known = metric in FIGURES or metric.partition(".")[0] in FIGURES
+    return figure_of(metric).area if known else None
+
+
+def _line(told: Difference) -> str:
+    was, is_ = (
+        words.DASH if value is None else words.one_line(value, 120)
+        for value in (told.reference, told.candidate)
+    )
+    return f"{told.key}: {was} -> {is_}"
