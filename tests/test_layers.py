@@ -18,7 +18,7 @@ REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("harness", "engines", "drafters", "training")
 STORIES = (
     *("run", "prepare", "serving", "attach", "resume", "sweep", "capacity", "calibrate"),
-    *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
+    *("doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
     *("telemetry", "sampler", "compare"),
     *("nightly.story", "nightly.changed", "nightly.bisect", "nightly.candidates"),
 )

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from harness.analyse.across.differences import differences
 from harness.analyse.across.metrics import FIGURES, figure_of
 from harness.analyse.across.records import Area, Difference
 from harness.compare import read_stored
 from harness.errors import UsageError
+from harness.nightly.judge import Case
+from harness.nightly.records import Finding
 from harness.report import words
 
 NOTHING = "nothing that is recorded changed: suspect the machine"
+
+
+def with_causes(findings: Sequence[Finding], case: Case, results: Path) -> list[Finding]:
+    """The findings, each loss with what was not the same in the last good and the first bad run."""
+    return [_with_cause(f, case, results) for f in findings]
+
+
+def _with_cause(finding: Finding, case: Case, results: Path) -> Finding:
+    if finding.direction != "worse" or finding.status in ("refuted", "known"):
+        return finding
+    readings = {r.night: r.run for r in case.series[finding.series].readings}
+    good = readings.get(finding.last_good or "")
+    if finding.source == "baseline" and case.baseline is not None:
+        good = case.baseline.run
+    bad = readings.get(finding.first_bad or "")
+    if good is None or bad is None:
+        return finding
+    told = between(results / good, results / bad, finding.series.rpartition("/")[2])
+    return msgspec.structs.replace(finding, changed=tuple(told))
 
 
 def between(good: Path, bad: Path, metric: str) -> list[str]:

@@ -17,7 +17,6 @@ from harness.analyse.series.records import Change, Config, Decision
 from harness.nightly import accepted as accepting
 from harness.nightly import young
 from harness.nightly.accepted import Accepted
-from harness.nightly.changed import between
 from harness.nightly.folders import night_order, read_baseline
 from harness.nightly.gates import gate_results
 from harness.nightly.pins import Pin
@@ -63,7 +62,6 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     gates: tuple[GateResult, ...]
     findings: tuple[Finding, ...]
-    notes: tuple[str, ...] = ()
     wanted: int = 0
 
 
@@ -79,17 +77,11 @@ def config_of(suite: Suite) -> Config:
 
 def wanted(case: Case) -> int:
     """How many further fresh blocks would help to decide a suspect; 0: there is none."""
-    return _judged(case).wanted
+    return judge(case).wanted
 
 
-def judge(case: Case, results: Path) -> Judged:
-    """The entry's gates and findings, with what changed in the environment."""
-    found = _judged(case)
-    causes = [_with_cause(f, case, results) for f in found.findings]
-    return msgspec.structs.replace(found, findings=tuple(causes))
-
-
-def _judged(case: Case) -> Judged:
+def judge(case: Case) -> Judged:
+    """The entry's gates and findings."""
     findings: list[Finding] = []
     more = 0
     for series in case.current:
@@ -242,18 +234,3 @@ def baseline_values(loaded: Loaded, results: Path) -> dict[str, float | None]:
         if pinned is not None:
             found |= pinned_values(pinned)
     return found
-
-
-def _with_cause(finding: Finding, case: Case, results: Path) -> Finding:
-    """The finding with what was not the same in the last good and the first bad run."""
-    if finding.direction != "worse" or finding.status in ("refuted", "known"):
-        return finding
-    readings = {r.night: r.run for r in case.series[finding.series].readings}
-    good = readings.get(finding.last_good or "")
-    if good is None and finding.source == "baseline" and case.baseline is not None:
-        good = case.baseline.run
-    bad = readings.get(finding.first_bad or "")
-    if good is None or bad is None:
-        return finding
-    told = between(results / good, results / bad, finding.series.rpartition("/")[2])
-    return msgspec.structs.replace(finding, changed=tuple(told))

@@ -18,6 +18,7 @@ from harness.load.interrupt import signal_of
 from harness.measure.store import RunFolder
 from harness.nightly import folders, judge, measuring
 from harness.nightly.accepted import read_accepted
+from harness.nightly.changed import with_causes
 from harness.nightly.folders import NightFolder
 from harness.nightly.measuring import CUT_SHORT, Launch
 from harness.nightly.outputs import append_step_summary, findings_of, message_of, write_outputs
@@ -326,18 +327,17 @@ class Work:
         """Judge every entry, pin first baselines, write everything, tell it."""
         gates: list[GateResult] = []
         findings: list[Finding] = []
-        notes: list[str] = []
         for state in self.night.entries:
             if state.status == "done":
-                found = judge.judge(self._case(state), self.results)
+                case = self._case(state)
+                found = judge.judge(case)
                 gates += found.gates
-                findings += found.findings
-                notes += found.notes
+                findings += with_causes(found.findings, case, self.results)
         ended = datetime.now(UTC).isoformat(timespec="seconds")
         night = msgspec.structs.replace(
             self.night, gates=tuple(gates), findings=tuple(findings), ended=ended
         )
-        notes += pin_first(self.loaded, self.results, self.folder, night)
+        notes = pin_first(self.loaded, self.results, self.folder, night)
         self.save(
             gates=tuple(gates),
             findings=tuple(findings),
