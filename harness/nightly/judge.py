@@ -6,8 +6,9 @@ numbers, and what became of earlier answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -26,6 +27,8 @@ from harness.nightly.series import Series, name_of
 from harness.nightly.suite import Gate, Loaded, Suite
 from harness.nightly.telling import finding_of
 
+RECENT = 3
+"""Nights, at most, that say whether a loss still stands."""
 DECISIONS: dict[str, Decision] = {
     "confirmed": "confirmed",
     "refuted": "refuted",
@@ -114,11 +117,11 @@ def _of_series(
     last = len(places.values) - 1
     findings: list[Finding] = []
     more = 0
-    for number, change in enumerate(changes):
+    for change in changes:
         if change.found == last:
             finding, more = _tonight(case, series, places, change)
             findings.append(finding)
-        elif change.direction == "worse" and not _over(change, changes[number + 1 :], case.config):
+        elif change.direction == "worse" and not _over(change, places):
             findings.append(_standing(case, series, places, change))
     return findings, more
 
@@ -175,15 +178,13 @@ def _standing(case: Case, series: Series, places: Places, change: Change) -> Fin
     return finding_of(series, places, change, source="series", status="confirmed", why="it stands")
 
 
-def _over(change: Change, later: Sequence[Change], config: Config) -> bool:
-    """Whether what was lost has come back since."""
-    better = [c for c in later if c.direction == "better"]
-    if not better:
+def _over(change: Change, places: Places) -> bool:
+    """Whether what was lost has come back: the last nights lie nearer to the level before."""
+    last = [v for v in places.values[change.found + 1 :] if v is not None][-RECENT:]
+    if not last:
         return False
-    level, before = better[-1].after.value, change.before.value
-    lost = abs(level - before) > config.least * abs(before)
-    worse = (level < before) == (change.after.value < change.before.value)
-    return not (lost and worse)
+    now, middle = median(last), (change.before.value + change.after.value) / 2
+    return now > middle if change.after.value < change.before.value else now < middle
 
 
 def _accepted_at(case: Case, series: str, places: Places, change: Change) -> Accepted | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -13,9 +13,8 @@ from harness.errors import UsageError, one_line
 from harness.plan.load import build, is_path, read_profile, read_toml
 from harness.plan.schema import Section
 from harness.plan.strict import decode, nearest
-from harness.records import Variant
+from harness.records import VARIANTS
 
-S = TypeVar("S", bound=Section)
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 """Of a suite and of an entry: it becomes a folder's name and a part of a series' name."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -60,7 +59,7 @@ class Entry(Section, frozen=True, kw_only=True):
     profile: str | None = None
     workload: str | None = None
     set: tuple[str, ...] = ()
-    variants: tuple[Variant, ...] = ()
+    variants: tuple[str, ...] = ()
     url: tuple[str, ...] = ()
     gates: tuple[Gate, ...] = ()
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
@@ -268,8 +267,13 @@ def _entry(table: dict[str, Any], where: str) -> Entry:
     plain = {k: v for k, v in table.items() if k != "gates"}
     if "name" not in plain:
         raise UsageError(f"{where}: 'name' is missing")
+    entry = decode(plain, where, Entry)
+    for word in entry.variants:
+        if word not in VARIANTS:
+            near = hint(word, list(VARIANTS))
+            raise UsageError(f"{where}: variants: '{one_line(word, 40)}'{near}")
     return msgspec.structs.replace(
-        _strict(plain, where, Entry),
+        entry,
         gates=tuple(_gate(g, f"{where}, gate {i + 1}") for i, g in enumerate(gates)),
     )
 
@@ -278,17 +282,13 @@ def _gate(table: dict[str, Any], where: str) -> Gate:
     check_keys(table, Gate, where)
     if "metric" not in table:
         raise UsageError(f"{where}: 'metric' is missing")
-    gate = _strict(table, where, Gate)
+    gate = decode(table, where, Gate)
     where = f"{where} ({one_line(gate.metric, 60)})"
     if gate.min is None and gate.max is None and gate.tolerance is None:
         raise UsageError(f"{where}: it asks for nothing; give min, max or tolerance")
     if gate.min is not None and gate.max is not None and gate.min > gate.max:
         raise UsageError(f"{where}: min {gate.min:g} is above max {gate.max:g}")
     return gate
-
-
-def _strict(table: dict[str, Any], where: str, section: type[S]) -> S:
-    return decode(table, where, section)
 
 
 def _check_names(loaded: Loaded) -> None:
