@@ -91,3 +91,57 @@ def nightly_accept(
     )
     for line in accept(read_suite(_wanted(suite or ctx.obj)), wish):
         print(line)
+
+
+@nightly_app.command("bisect")
+def nightly_bisect(
+    ctx: typer.Context,
+    series: Annotated[
+        str, typer.Argument(metavar="SERIES", help="The series that lost, as the page names it.")
+    ],
+    suite: SuiteFile = None,
+    versions: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Versions of the engine: the good one first, bad last."),
+    ] = None,
+    commits: Annotated[
+        str | None,
+        typer.Option(metavar="GOOD..BAD", help="Commits, or several with commas between them."),
+    ] = None,
+    repo: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Whose commits; this harness's otherwise."),
+    ] = None,
+    environment: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The engine environment to install them into."),
+    ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME==VERSION", help="A requirement in place of the recipe's own."),
+    ] = None,
+    anew: Annotated[bool, typer.Option("--new", help="Forget what was measured before.")] = False,
+) -> None:
+    """Find the engine version, or the commit, that a series was lost with. It can be resumed."""
+    from harness.nightly import candidates
+    from harness.nightly.bisect import bisect
+    from harness.nightly.suite import read_suite
+    from harness.progress import make_progress
+
+    loaded = read_suite(_wanted(suite or ctx.obj))
+    entry = loaded.entry(series.partition("/")[0])
+    if (versions is None) == (commits is None):
+        raise UsageError("bisect: give --versions or --commits, one of the two")
+    if versions is not None:
+        place = environment or candidates.environment_for(loaded, entry)
+        choice = candidates.versions(versions, place, pin or ())
+    else:
+        assert commits is not None
+        if repo is not None and environment is None:
+            environment = candidates.environment_for(loaded, entry)
+        choice = candidates.commits(commits, repo or candidates.ROOT, environment)
+    with make_progress() as progress:
+        ended = bisect(loaded, series, choice, progress, anew=anew)
+    print(ended.text)
+    print(ended.folder, flush=True)
+    raise typer.Exit(ended.exit_code)

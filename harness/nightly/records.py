@@ -148,3 +148,32 @@ class Baseline(Record, frozen=True, kw_only=True):
     pinned: str
     reason: str
     points: tuple[Point, ...]
+
+
+class Probe(Record, frozen=True, kw_only=True):
+    """One candidate of a bisection: its blocks, those of the good end beside it, and its label.
+
+    `skip`: it could not be made, measured or decided.
+    """
+
+    name: str
+    label: Literal["good", "bad", "skip"] | None = None
+    why: str = ""
+    blocks: tuple[float, ...] = ()
+    beside: tuple[float, ...] = ()
+
+
+class Hunt(Record, frozen=True, kw_only=True):
+    """`bisect.json`: a search for the first bad one of `names`, the oldest first."""
+
+    schema_version: str
+    suite: str
+    entry: str
+    series: str
+    names: tuple[str, ...]
+    begun: str
+    better: Literal["higher", "lower"] | None = None
+    probes: dict[str, Probe] = msgspec.field(default_factory=dict)
+    ended: str | None = None
+    text: str = ""
+    exit_code: int | None = None
