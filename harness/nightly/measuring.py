@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 GRACE_S = 90.0
 """How long a run that is asked to end may take to sum up what it has."""
 LABELS = "labels.json"
+WRITING = "writing to "
+"""What a run says before the path of its folder."""
 COMPLAINT = "harness: "
 CUT_SHORT = "ended by the time budget"
 
@@ -81,11 +83,20 @@ def measure(
         error = CUT_SHORT
     return msgspec.structs.replace(
         attempt,
-        run=found(out, attempt),
+        run=_told(lines, out) or found(out, attempt),
         exit_code=code,
         seconds=attempt.seconds + time.monotonic() - begun,
         error=None if code == 0 else one_line(error or f"exit code {code}", 400),
     )
+
+
+def _told(lines: Sequence[str], out: Path) -> str | None:
+    """The folder that a run itself said it writes to, below `out`."""
+    for line in reversed(lines):
+        place = Path(line.rpartition(WRITING)[2].strip())
+        if place.parent == out and place.is_dir():
+            return place.name
+    return None
 
 
 def _watched(
@@ -116,7 +127,7 @@ def _watched(
                 if line is not None:
                     file.write(line)
                     file.flush()
-                    lines = [*lines[-40:], line.rstrip()]
+                    lines = [*_kept(lines), line.rstrip()]
                     if line.startswith("["):  # the run's own progress
                         say(line.rstrip())
                 if not cut and deadline is not None and time.monotonic() > deadline:
@@ -127,6 +138,11 @@ def _watched(
             _ask_to_end(process)
             _wait(process)
     return code, lines, cut
+
+
+def _kept(lines: list[str]) -> list[str]:
+    """The last lines, and the one that names the run's folder."""
+    return [line for line in lines[:-40] if WRITING in line] + lines[-40:]
 
 
 def _reading(process: subprocess.Popen[str]) -> queue.Queue[str]:
