@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from harness import parameters
-from harness.cli_compare import compare
+from harness.cli_compare import register as register_compare
 from harness.cli_engines import engines_app
+from harness.cli_history import register as register_history
 from harness.cli_nightly import nightly_app
 from harness.ending import (
     DEBUG,
@@ -48,7 +49,6 @@ app = typer.Typer(
 )
 app.add_typer(engines_app, name="engines")
 app.add_typer(nightly_app, name="nightly")
-app.command()(compare)
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Engines = Annotated[
@@ -347,6 +347,8 @@ def doctor(
     raise typer.Exit(1 if fails else 0)
 
 
+register_compare(app)
+register_history(app)
 for _group in (app, engines_app, nightly_app):
     for _command in _group.registered_commands:
         _command.cls = Command

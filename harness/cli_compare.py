@@ -12,9 +12,18 @@ from harness.errors import UsageError
 from harness.options import parse_tolerances
 
 
+def register(app: typer.Typer) -> None:
+    """Put the command on the command line."""
+    app.command()(compare)
+
+
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN", help="Folders of runs, the reference first.")
+        list[str],
+        typer.Argument(
+            metavar="RUN",
+            help="Folders of runs, or selections such as engine=vllm,last=5; the reference first.",
+        ),
     ],
     tolerance: Annotated[
         list[str] | None,
@@ -27,6 +36,18 @@ def compare(
         list[str] | None,
         typer.Option(metavar="NAME", help="Compare this one alone; repeat it."),
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="The reference is these runs of the history; repeat it."
+        ),
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Of those the newest N.")
+    ] = None,
+    results: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the runs of the history lie.")
+    ] = Path("results"),
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Also with another target, workload or load.")
     ] = False,
@@ -51,7 +72,8 @@ def compare(
     from harness.report.across import print_across, render_markdown
 
     wanted = Wanted(tolerances=tolerances, metrics=tuple(metric or ()), anyway=anyway)
-    across = do_compare(runs, wanted)
+    chosen = ",".join([*(where or ()), *([f"last={last}"] if last is not None else [])])
+    across = do_compare([*([chosen] if chosen else []), *runs], wanted, results)
     if markdown is not None:
         write_atomic(markdown, render_markdown(across).encode())
     if as_json:

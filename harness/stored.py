@@ -36,7 +36,21 @@ def conclude(folder: RunFolder, run: RunData) -> Summary:
     summary = msgspec.structs.replace(summary, verdict=tuple(verdict_sentences(summary)))
     folder.write_summary(summary)
     folder.write_profiles(profiles(run))
+    keep_points(folder, run, summary)
     return summary
+
+
+def keep_points(folder: RunFolder, run: RunData, summary: Summary) -> None:
+    """The summary's scalars as Parquet. The history makes the file anew where it is missing."""
+    from harness.history.parquet import POINTS, write_points
+    from harness.history.points import points_of
+    from harness.history.reading import read_labels
+
+    try:
+        points = points_of(summary, run.manifest, read_labels(folder.path))
+        write_points(folder.path / POINTS, points)
+    except (UsageError, OSError):
+        return  # a date that is none, a full disk: the summary is safe
 
 
 def report(path: Path, progress: Progress) -> None:

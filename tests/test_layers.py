@@ -22,7 +22,7 @@ STORIES = (
     *("telemetry", "sampler", "compare"),
     *("nightly.story", "nightly.changed", "nightly.bisect", "nightly.candidates"),
 )
-CLIS = ("cli", "cli_engines", "cli_compare", "cli_nightly")
+COMMANDS = ("cli", "cli_engines", "cli_history", "cli_compare", "cli_nightly")
 SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
 
@@ -54,6 +54,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "harness.nightly": (
         *("harness.nightly", "harness.history", "harness.analyse", "harness.report"),
         *("harness.measure", "harness.plan", "engines.console", *SHARED),
+    ),
+    "harness.history": (
+        *("harness.history", "harness.analyse", "harness.measure", "harness.plan.points"),
+        *("harness.report.words", *SHARED),
     ),
     "harness.doctoring": (
         *("harness.doctoring", "engines", "drafters", "harness.load.prompts.tokens", *SHARED),
@@ -96,7 +100,7 @@ def fits(name: str, prefixes: tuple[str, ...]) -> bool:
 
 def knows_every_stage(module: str) -> bool:
     """The command line and the stories, by their whole names: `harness.run`, not `x.y.run`."""
-    return module in {f"harness.{name}" for name in (*STORIES, *CLIS, "__main__")}
+    return module in {f"harness.{name}" for name in (*STORIES, *COMMANDS, "__main__")}
 
 
 def allowed(module: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ Better = Literal["higher", "lower"]
 Units = Sequence[tuple[int, float | None]]
 """Values, each with the start (`repeat`) that it is of."""
 CONFIDENCE = 0.95
+LARGEST = math.log(1e300)
 PARTS = ("mean", "p50", "p90", "p99")
 LATENCIES = (
     *("ttft_s", "tpot_s", "icl_s", "itl_s", "e2el_s", "ttft_from_due_s", "e2el_from_due_s"),
@@ -49,13 +50,17 @@ class Figure(Record, frozen=True, kw_only=True):
 
 def finite(value: float | None) -> float | None:
     """None for what is no number."""
-    return value if value is not None and math.isfinite(value) else None
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def defined(metric: str, value: float | None) -> Figure:
-    """A figure without an interval whose unit and direction `measure.definitions` knows."""
-    known = DEFINITIONS[metric.partition(".")[0]]
-    return Figure(metric=metric, value=finite(value), unit=known.unit, better=known.better)
+    """A figure without an interval, of the unit and direction that `measure.definitions` tells.
+
+    A name that is not defined there, as of another version, has neither.
+    """
+    known = DEFINITIONS.get(metric.partition(".")[0])
+    unit, better = (known.unit, known.better) if known else ("", None)
+    return Figure(metric=metric, value=finite(value), unit=unit, better=better)
 
 
 def cell_figures(cells: Sequence[CellSummary]) -> Iterator[Figure]:
@@ -96,7 +101,10 @@ def over_starts(figure: Figure, values: Units, *, log: bool) -> Iterator[Figure]
         return
     found = log_mean([fmean(own) for own in starts.values()])
     back: Callable[[float], float] = math.exp if log else float
-    low, high = (None if end is None else back(end) for end in _interval(found))
+    ends = _interval(found)
+    # An end that no number can hold is none: starts apart by hundreds of powers of ten.
+    bounded = all(end is not None and (not log or end < LARGEST) for end in ends)
+    low, high = (back(end) if bounded and end is not None else None for end in ends)
     if not log:  # none of these figures can be below 0, and no share above 1
         low = None if low is None else max(0.0, low)
         high = min(1.0, high) if high is not None and figure.unit == "fraction" else high
@@ -243,7 +251,7 @@ def _telemetry(cells: Sequence[CellSummary]) -> Iterator[Figure]:
     told = [(c.repeat, c.telemetry) for c in cells if c.telemetry is not None]
     preempted = [t.preemptions for _, t in told if t.preemptions is not None]
     if preempted:
-        total = sum(preempted)
+        total = float(sum(preempted))
         yield Figure(metric="preemptions", value=total, unit="preemptions", better="lower")
     plain: tuple[tuple[str, str, Better], ...] = (
         ("prefix_hit_rate", "fraction", "higher"),

@@ -14,7 +14,14 @@ from typing import Any
 import msgspec
 
 from harness.errors import UsageError, one_line
-from harness.findings import CellSummary, Comparison, EngineIntegrity, Summary, VariantEstimate
+from harness.findings import (
+    CellSummary,
+    Comparison,
+    EngineIntegrity,
+    Speed,
+    Summary,
+    VariantEstimate,
+)
 from harness.history.figures import CONFIDENCE as CONFIDENCE
 from harness.history.figures import (
     LATENCIES,
@@ -71,22 +78,31 @@ def utc_text(text: str) -> str:
         raise UsageError(f"created: {one_line(text, 40)!r} is no date and time") from None
 
 
-def _figures(summary: Summary, engine: str) -> Iterator[tuple[PointVariant, str, str, Figure]]:
+Placed = tuple[PointVariant, str, str, Figure]
+"""A figure with its variant, workload and load."""
+
+
+def _figures(summary: Summary, engine: str) -> Iterator[Placed]:
     """Of several figures of one name the last counts: estimates come behind what cells say."""
     cells = [c for c in summary.cells if c.engine == engine]
-    workloads = {c.workload for c in cells}
     for variant in VARIANTS:
         own = [c for c in cells if c.variant == variant]
-        for workload, load in dict.fromkeys((c.workload, c.load) for c in own):
-            same = [c for c in own if (c.workload, c.load) == (workload, load)]
+        groups: dict[tuple[str, str], list[CellSummary]] = {}
+        for cell in own:
+            groups.setdefault((cell.workload, load_text(cell.load)), []).append(cell)
+        for (workload, load), same in groups.items():
             for figure in cell_figures(same):
-                yield variant, workload, load_text(load), figure
+                yield variant, workload, load, figure
         for workload in dict.fromkeys(c.workload for c in own):
             for figure in start_figures(_starts(c for c in own if c.workload == workload)):
                 yield variant, workload, NO_LOAD, figure
-    if len(workloads) != 1:
-        return  # what follows is told by engine and load alone
-    workload = cells[0].workload
+    workloads = {c.workload for c in cells}
+    if len(workloads) == 1:  # what follows is told by engine and load alone
+        yield from _pooled(summary, engine, cells[0].workload)
+
+
+def _pooled(summary: Summary, engine: str, workload: str) -> Iterator[Placed]:
+    """What the summary tells over all cells."""
     for estimate in summary.estimates:
         if estimate.engine == engine:
             yield estimate.variant, workload, load_text(estimate.load), _estimated(estimate)
@@ -95,19 +111,22 @@ def _figures(summary: Summary, engine: str) -> Iterator[tuple[PointVariant, str,
             yield "ratio", workload, load_text(comparison.load), _compared(comparison)
     for speed in summary.speed:
         if speed.engine == engine:
-            cost = speed.relative_step_cost
-            figure = Figure(
-                metric="relative_step_cost",
-                value=finite(cost.value),
-                unit="baseline tokens",
-                better="lower",
-                ci_low=finite(cost.ci_low),
-                ci_high=finite(cost.ci_high),
-                n=speed.pairs,
-            )
-            yield "ratio", workload, load_text(speed.load), figure
+            yield "ratio", workload, load_text(speed.load), _step_cost(speed)
     for variant, figure in _integrity(summary, engine):
         yield variant, workload, NO_LOAD, figure
+
+
+def _step_cost(speed: Speed) -> Figure:
+    cost = speed.relative_step_cost
+    return Figure(
+        metric="relative_step_cost",
+        value=finite(cost.value),
+        unit="baseline tokens",
+        better="lower",
+        ci_low=finite(cost.ci_low),
+        ci_high=finite(cost.ci_high),
+        n=speed.pairs,
+    )
 
 
 def _starts(cells: Iterable[CellSummary]) -> list[tuple[int, Any]]:

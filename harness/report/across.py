@@ -26,18 +26,23 @@ LABELS = {
     "goodput_per_s": "goodput, requests/s",
     "acceptance_length": "acceptance length",
     "acceptance_rate": "acceptance rate",
+    "answered": "answered requests",
     "task_accuracy": "task accuracy",
     "identical": "identical outputs",
     "startup_s": "start-up, s",
-    "rss_bytes": "start-up memory, GiB",
-    "gpu_bytes": "start-up GPU memory, GiB",
-    "gpu_memory_bytes": "GPU memory, GiB",
+    "startup_rss_bytes": "start-up memory, GiB",
+    "startup_gpu_bytes": "start-up GPU memory, GiB",
+    "gpu.memory_used_bytes.most": "GPU memory, GiB",
 }
 LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2el_s": "E2E latency"}
 SCALES = {"s": 1e3, "bytes": 1 / 2**30}
 """From a row's unit to its label's. Start-ups and ratios stay as they are."""
 COLUMNS = ("metric", "of", "A", "B", "B / A (interval)", "verdict")
 MOST_CAUSES = 6
+ALIKE = (
+    "Both variants moved alike: what changed is not the drafter, but the engine or the machine, or "
+    "how busy the machine was."
+)
 KINDS = {"question": "the question", "figure": "figures beside it", "detail": "details"}
 """What the comparisons of a family are of."""
 
@@ -144,13 +149,27 @@ def conclusion(versus: Versus, reference: str) -> list[str]:
         for area in dict.fromkeys(row.area for row in rows if verdict == "worse"):
             told.append(_causes(versus, area))
     if told:
-        return told
+        return [*told, *([ALIKE] if _alike(versus) else [])]
     same = sum(row.verdict == "same" for row in versus.rows)
     unclear = sum(row.verdict == "undecided" for row in versus.rows)
     return [
         f"Nothing was shown to be better or worse: {words.plural(same, 'figure')} the same, "
         f"{unclear} undecided."
     ]
+
+
+def _alike(versus: Versus) -> bool:
+    """Whether, of the question, both variants moved and the speed-up was not shown to."""
+    found: dict[object, dict[str, str]] = {}
+    for row in versus.rows:
+        if row.kind == "question":
+            found.setdefault((row.engine, row.load), {})[row.side] = row.verdict
+    return any(
+        told.get("baseline") == told.get("speculative") != "same"
+        and told.get("baseline") in VERDICT_STYLE
+        and told.get("ratio") not in ("better", "worse")
+        for told in found.values()
+    )
 
 
 def _named(row: Row) -> str:
@@ -242,6 +261,7 @@ def _before(versus: Versus) -> list[RenderableType]:
             parts.append(Padding(text, (0, 0, 0, 2)))
     else:
         parts.append(Text("Differences: none that is recorded.", style="bold"))
+    parts += [Padding(Text(f"! {line}"), (0, 0, 0, 2)) for line in versus.mixed]
     if versus.left_out:
         parts.append(Text("Not compared:", style="bold"))
         parts += [Padding(Text(line), (0, 0, 0, 2)) for line in versus.left_out]
@@ -316,6 +336,7 @@ def _markdown_differences(versus: Versus) -> list[str]:
             lines.append(f"| {escape(d.key)} | {ends[0]} | {ends[1]} | {areas(d)[1:-1]} |")
     else:
         lines.append("None that is recorded.")
+    lines += ["", *(f"- {escape(line)}" for line in versus.mixed)] if versus.mixed else []
     if versus.left_out:
         lines += ["", "Not compared:", "", *(f"- {escape(line)}" for line in versus.left_out)]
     return [*lines, ""]

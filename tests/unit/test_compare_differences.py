@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from compare_runs import SPEEDS, cells_of, group, stored
 from report_run import C4
@@ -13,7 +14,9 @@ from harness.analyse.across.differences import flags_of, flat, moves
 from harness.analyse.across.records import Difference, Versus
 from harness.analyse.across.rows import Wanted
 from harness.errors import UsageError
+from harness.findings import Gauge, GpuFigures, Telemetry
 from harness.plan.schema import (
+    ClientSection,
     EngineSection,
     Flag,
     Plan,
@@ -120,7 +123,7 @@ def test_what_matters_stands_before_what_moves_nothing() -> None:
 
 def test_commands_are_compared_without_ports_and_paths() -> None:
     argv = ("/venv/bin/python", "-m", "x", "--model", "/a/b", "--port", "1", "--seed=0", "--fast")
-    assert flags_of(argv) == {"--seed": "0", "--fast": ""}
+    assert flags_of((*argv, "--api-key", "x")) == {"--seed": "0", "--fast": "", "--api-key": "set"}
     other = (*argv[:5], "--port", "2", "--seed=0", "--block-size", "16")
     a = stored("a", argv={"reference baseline": argv})
     found = told(stored("b", argv={"reference baseline": other}), a)
@@ -128,6 +131,46 @@ def test_commands_are_compared_without_ports_and_paths() -> None:
         "baseline --fast": ("set", None),
         "baseline --block-size": (None, "16"),
     }
+
+
+def gpu(clock: float, capped: float) -> Telemetry:
+    figures = GpuFigures(
+        index="0",
+        name="X",
+        engine=True,
+        energy_j=None,
+        energy_by=None,
+        gauges={"sm_clock_mhz": Gauge(mean=clock, least=clock, most=clock, n=9)},
+        throttled={"power limit": capped},
+    )
+    return Telemetry(
+        interval_s=1.0,
+        missing={},
+        engine={},
+        preemptions=None,
+        prefix_hit_rate=None,
+        host={},
+        host_totals={},
+        gpus=(figures,),
+        energy_j=None,
+        energy_of=None,
+        joules_per_output_token=None,
+    )
+
+
+def test_slower_clocks_and_a_busy_machine_are_causes_as_well() -> None:
+    quiet = {"environment": {"cores_usable": 2, "load_average": [0.1, 0, 0]}}
+    busy = {"environment": {"cores_usable": 2, "load_average": [3.5, 0, 0]}}
+    a = stored("a", cells_of(SPEEDS, telemetry=gpu(1980, 0.0)), manifest=quiet)
+    b = stored("b", cells_of(SPEEDS, telemetry=gpu(1755, 0.4)), manifest=busy)
+    assert {d.key: (d.reference, d.candidate) for d in versus(b, a).differences} == {
+        "load average at the beginning": ("0.1", "3.5"),
+        "GPU clock, mean": ("1980 MHz", "1755 MHz"),
+        "clocks held back by power limit": ("0%", "40%"),
+    }
+    assert versus(stored("b", cells_of(SPEEDS, telemetry=gpu(1975, 0.01)), manifest=quiet), a) == (
+        msgspec.structs.replace(versus(a, a), candidate="b", run_ids=("id-b",))
+    )
 
 
 def test_an_unread_engine_environment_is_no_difference() -> None:
@@ -164,6 +207,29 @@ def test_runs_that_cannot_be_compared_say_so_in_one_line(b: Any, said: str) -> N
     assert said in text
     assert "--anyway" in text
     assert "\n" not in text
+
+
+def test_a_secret_is_told_to_differ_and_not_shown() -> None:
+    def plan(value: str) -> Plan:
+        return Plan(
+            client=ClientSection(headers={"Authorization": f"Bearer {value}"}),
+            engine=EngineSection(extra_env={"HF_TOKEN": value, "OMP_NUM_THREADS": value}),
+        )
+
+    found = told(stored("b", plan=plan("2")), stored("a", plan=plan("1")))
+    assert {key: (d.reference, d.candidate) for key, d in found.items()} == {
+        "client.headers.Authorization": ("one value", "another"),
+        "engine.extra_env.HF_TOKEN": ("one value", "another"),
+        "engine.extra_env.OMP_NUM_THREADS": ("1", "2"),
+    }
+
+
+def test_more_prompts_of_the_same_kind_can_be_compared() -> None:
+    found = versus(stored("b", plan=Plan(workload=WorkloadSection(num_prompts=50))))
+    assert [d.key for d in found.differences] == ["workload.num_prompts"]
+    assert {row.unpaired for row in found.rows if row.load and row.area == "speed"} == {
+        "workload.num_prompts is not the same"
+    }
 
 
 def test_anyway_compares_them_and_keeps_saying_why_not() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from harness.analyse.across.compare import compare_groups
 from harness.analyse.across.effect import Effect, apart, effect, sample
+from harness.analyse.across.metrics import SHARES
 from harness.analyse.across.readings import Reading
 from harness.analyse.across.rows import Wanted
 from harness.analyse.across.shares import paired_shares, share_effect
@@ -179,7 +180,7 @@ def test_a_run_against_itself_is_the_same() -> None:
     run = group(stored())
     across = compare_groups([run, run], Wanted())
     for row in across.comparisons[0].rows:
-        if row.metric not in ("task_accuracy", "identical"):
+        if row.metric not in SHARES:
             assert (row.ratio, row.verdict) == (1.0, "same")
     assert across.comparisons[0].differences == ()
 
@@ -193,10 +194,10 @@ def test_shares_of_prompts_cover_what_they_say(prompts: int) -> None:
     hits = 0
     for _ in range(RUNS):
         draw = rng.random(prompts)
-        a = (draw < stays + falls) * 1.0
-        b = ((draw < stays) | ((draw >= stays + falls) & (draw < stays + falls + rises))) * 1.0
+        a = (draw < stays + falls).astype(np.float64)
+        risen = (draw >= stays + falls) & (draw < stays + falls + rises)
+        b = ((draw < stays) | risen).astype(np.float64)
         found = paired_shares(a, b)
-        assert found is not None
         low, high = found.interval(0.95) or (math.nan, math.nan)
         hits += low <= math.exp(truth) <= high
     assert LEAST <= hits / RUNS <= MOST
@@ -219,11 +220,9 @@ def test_one_prompt_that_tips_over_is_no_certain_change() -> None:
 def test_no_change_in_few_prompts_does_not_show_that_there_is_none() -> None:
     same = np.ones(20)
     found = paired_shares(same, same)
-    assert found is not None
     low, high = found.interval(0.95) or (math.nan, math.nan)
     assert low < 0.93 < 1.07 < high
     large = paired_shares(np.ones(3000), np.ones(3000))
-    assert large is not None
     assert (large.interval(0.95) or (0, 2))[0] > 0.999
 
 
@@ -255,6 +254,24 @@ def test_counts_are_pooled_and_other_figures_are_not() -> None:
     assert times is not None
     assert times.logs[0, 0] == pytest.approx(math.log(2))
     assert sample([{(0, 0): Reading(above=0.0)}]) is None
+
+
+def test_a_fall_to_nothing_is_found() -> None:
+    """Nothing has no logarithm; that must not hide the worst that can happen."""
+    right = {f"p{i}": 1.0 for i in range(24)}
+    told = share_effect(right, dict.fromkeys(right, 0.0))
+    assert told is not None
+    assert told.found is not None
+    assert (told.found.interval(0.95) or (0, 2))[1] < 0.2
+    assert (told.reference, told.candidate) == (1.0, 0.0)
+    some = sample([{(i, 0): Reading(above=300.0 + i, below=1000.0) for i in range(3)}])
+    none = sample([{(i, 0): Reading(above=0.0, below=1000.0) for i in range(3)}])
+    assert some is not None
+    assert none is not None
+    found = effect(some, none, unpaired=None).found
+    assert found is not None
+    assert (found.interval(0.95) or (0, 2))[1] < 0.01
+    assert none.value == 0
 
 
 def test_log_mean_has_as_many_degrees_of_freedom_as_it_is_given() -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from harness.analyse.across.differences import differences
+from harness.analyse.across.conditions import conditions
+from harness.analyse.across.differences import differences, ordered
 from harness.analyse.across.matching import hindrances, left_out, match
 from harness.analyse.across.metrics import FAMILIES
 from harness.analyse.across.records import Across, Difference, Group, Row, Stored, Versus
@@ -33,8 +34,7 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
 def compare_groups(groups: Sequence[Group], wanted: Wanted) -> Across:
     """The first against each of the others. Raises `UsageError` where they cannot be compared."""
     reference, *candidates = groups
-    for group in groups:
-        _check_alike(group)
+    ours, *theirs = [_mixed(group) for group in groups]
     found = [_found(reference, candidate, wanted) for candidate in candidates]
     rows = iter(decided([m for f in found for m in f.measured]))
     return Across(
@@ -47,10 +47,11 @@ def compare_groups(groups: Sequence[Group], wanted: Wanted) -> Across:
                 differences=f.differences,
                 hindrances=f.hindrances,
                 left_out=f.left_out,
+                mixed=(*ours, *own),
                 void=f.void,
                 rows=tuple(next(rows) for _ in f.measured),
             )
-            for f in found
+            for f, own in zip(found, theirs, strict=True)
         ),
     )
 
@@ -59,8 +60,9 @@ def _ids(group: Group) -> tuple[str, ...]:
     return tuple(run.summary.run_id for run in group.runs)
 
 
-def _check_alike(group: Group) -> None:
-    """Raise `UsageError` where a side's runs cannot stand for each other."""
+def _mixed(group: Group) -> list[str]:
+    """In what the runs of a side are not alike. Raises `UsageError` where they are of two kinds."""
+    keys: dict[str, None] = {}
     for run in group.runs[:-1]:
         same = match(run, group.last, anyway=False)
         told = differences(run, group.last, same.engines)
@@ -70,12 +72,14 @@ def _check_alike(group: Group) -> None:
                 f"{group.label}: {run.label} and {group.last.label} cannot stand for each other "
                 f"({'; '.join(why)}): choose runs of one kind"
             )
+        keys.update((d.key, None) for d in ordered(told) if d.affects)
+    return [f"the runs of {group.label} are not alike in: {', '.join(keys)}"] if keys else []
 
 
 def _found(reference: Group, candidate: Group, wanted: Wanted) -> _Found:
     a, b = reference.last, candidate.last
     matched = match(a, b, anyway=wanted.anyway)
-    told = differences(a, b, matched.engines)
+    told = [*differences(a, b, matched.engines), *conditions(a, b)]
     why = hindrances(a, b, matched, told)
     if why and not wanted.anyway:
         raise UsageError(
@@ -92,7 +96,7 @@ def _found(reference: Group, candidate: Group, wanted: Wanted) -> _Found:
         )
     return _Found(
         candidate=candidate,
-        differences=tuple(told),
+        differences=ordered(told),
         hindrances=tuple(why),
         left_out=(*left_out(a, b, matched), *rows.alone()),
         void=void,

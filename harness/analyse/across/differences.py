@@ -6,7 +6,8 @@ has of its own, such as its time, its ports and its folder, is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -49,6 +50,10 @@ SILENT = ("why", "description", "engines", "expect", "name")
 UNSEEN = ("engine.port", "target.path", "drafter.path", "engine.startup_deadline_s")
 """Told elsewhere, or of no consequence: where a checkpoint lies is not what it is."""
 WORKLOAD = ("workload.", "sampling.temperature", "sampling.top_p", "sampling.top_k")
+SAME_WORKLOAD = ("workload.num_prompts",)
+"""More prompts of the same kind: the starts do not pair, but may be compared."""
+SECRET = re.compile(r"^client\.headers\.|token$|key$|secret|password", re.IGNORECASE)
+"""Keys whose values are not for a page that others read."""
 MACHINE = {
     "cpu": "CPU",
     "cores_usable": "usable cores",
@@ -62,15 +67,19 @@ MEMORY_SHARE = 0.02
 
 
 def differences(a: Stored, b: Stored, engines: Mapping[str, str]) -> list[Difference]:
-    """Everything that differs, what hinders a comparison first.
+    """Everything that differs in how the two were made.
 
     `engines`: each of `a` that is compared, and the one of `b` that it is compared with.
     """
     found = [d for names in engines.items() for d in _of_engine(a, b, names)]
     found += [*_software(a.run.manifest, b.run.manifest)]
     found += [*_machine(a.run.manifest.environment, b.run.manifest.environment)]
-    unique = list(dict.fromkeys(found))
-    return sorted(unique, key=lambda d: (not d.blocks, not d.affects))
+    return found
+
+
+def ordered(found: Iterable[Difference]) -> tuple[Difference, ...]:
+    """Each once: what hinders a comparison first, then what may move figures."""
+    return tuple(sorted(dict.fromkeys(found), key=lambda d: (not d.blocks, not d.affects)))
 
 
 def _of_engine(a: Stored, b: Stored, names: tuple[str, str]) -> Iterator[Difference]:
@@ -112,7 +121,9 @@ def _plan(a: dict[str, Any], b: dict[str, Any], prefix: str) -> Iterator[Differe
     for key in dict.fromkeys((*was, *is_)):
         ends = was.get(key), is_.get(key)
         if ends[0] != ends[1] and key not in UNSEEN:
-            blocks = key.startswith(WORKLOAD)
+            blocks = key.startswith(WORKLOAD) and key not in SAME_WORKLOAD
+            if SECRET.search(key):
+                ends = was.get(key) and "one value", is_.get(key) and "another"
             yield _difference(f"{prefix}{key}", ends, moves(key), blocks=blocks)
 
 
@@ -160,7 +171,7 @@ def flags_of(argv: tuple[str, ...]) -> dict[str, str]:
         elif name is not None:
             found[name] = f"{found[name]} {word}".strip()
     return {
-        flag: value
+        flag: "set" if SECRET.search(flag) else value
         for flag, value in found.items()
         if "port" not in flag and "/" not in value and flag not in ("-m", "-c")
     }

@@ -15,20 +15,22 @@ from harness.analyse.across.readings import Reading, Unit, pooled
 from harness.analyse.data import by_repeat
 from harness.analyse.statistics import LogMean, log_mean
 
+NOTHING = 0.5
+"""Where nothing was counted, such as no draft accepted to a position: so much has a logarithm."""
 INTERVAL = "{} t interval on the log scale"
+ONE_START = "blocks of one start"
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One side's independent values of a figure, as logarithms, by unit.
 
-    `value`: the figure over all of them. `what`: what a unit is. `enough`: whether a verdict may
-    rest on it, which one start alone does not bear.
+    `value`: the figure over all of them. `what`: what a unit is. `blocks`: what was measured.
     """
 
     logs: dict[Unit, float]
     value: float
     what: str
-    enough: bool
+    blocks: frozenset[Unit]
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,31 +55,26 @@ def sample(runs: Sequence[dict[Unit, Reading]], *, by_run: bool = False) -> Samp
     `by_run`: one of the sides has several runs, so that a run is the unit on both.
     """
     if by_run or len(runs) > 1:
-        values = {(i, 0): pooled(list(blocks.values())) for i, blocks in enumerate(runs)}
-        return _sample(values, list(values.values()), "runs", enough=True)
+        values = {(i, 0): pooled(list(blocks.values()), NOTHING) for i, blocks in enumerate(runs)}
+        return _sample(values, {}, "runs")
     (blocks,) = runs
     starts = by_repeat(blocks, lambda unit: unit[0])
     if len(starts) > 1:
-        values = {(own[0][0], 0): pooled([blocks[u] for u in own]) for own in starts}
-        return _sample(values, _whole(values, blocks), "starts", enough=True)
-    values = {unit: reading.value for unit, reading in blocks.items()}
-    return _sample(values, _whole(values, blocks), "blocks of one start", enough=False)
+        values = {(own[0][0], 0): pooled([blocks[u] for u in own], NOTHING) for own in starts}
+        return _sample(values, blocks, "starts")
+    values = {unit: pooled([reading], NOTHING) for unit, reading in blocks.items()}
+    return _sample(values, blocks, ONE_START)
 
 
-def _whole(values: dict[Unit, float], blocks: dict[Unit, Reading]) -> list[float]:
-    """What the figure is over all units: of counts pooled over everything."""
-    parts = list(blocks.values())
-    return list(values.values()) if parts[0].below is None else [pooled(parts)]
-
-
-def _sample(
-    values: dict[Unit, float], whole: Sequence[float], what: str, *, enough: bool
-) -> Sample | None:
+def _sample(values: dict[Unit, float], blocks: dict[Unit, Reading], what: str) -> Sample | None:
+    """Where the blocks are of counts, the figure over all units is that of all counts pooled."""
     if not values or any(v <= 0 for v in values.values()):
         return None
-    value = math.exp(sum(math.log(v) for v in whole) / len(whole))
     logs = {unit: math.log(v) for unit, v in values.items()}
-    return Sample(logs=logs, value=value, what=what, enough=enough)
+    parts = list(blocks.values())
+    counted = parts and parts[0].below is not None
+    value = pooled(parts) if counted else math.exp(sum(logs.values()) / len(logs))
+    return Sample(logs=logs, value=value, what=what, blocks=frozenset(blocks))
 
 
 def effect(reference: Sample, candidate: Sample, *, unpaired: str | None) -> Effect:
@@ -89,11 +86,11 @@ def effect(reference: Sample, candidate: Sample, *, unpaired: str | None) -> Eff
     """
     a, b = reference.logs, candidate.logs
     units = len(a), len(b)
-    if unpaired is None and a.keys() != b.keys():
-        unpaired = f"{units[0]} {reference.what} against {units[1]}"
+    if unpaired is None and reference.blocks != candidate.blocks:
+        unpaired = "not the same blocks were measured"
     if unpaired is None:
         found = log_mean([b[unit] - a[unit] for unit in a])
-        method = f"{units[0]} paired {reference.what}, {INTERVAL}"
+        method = f"{_counted(units[0], reference.what, 'paired')}, {INTERVAL}"
     else:
         found, how = apart(list(a.values()), list(b.values()))
         method = f"{_said(units, reference.what, candidate.what)}, {how}"
@@ -109,7 +106,14 @@ def effect(reference: Sample, candidate: Sample, *, unpaired: str | None) -> Eff
 
 
 def _said(units: tuple[int, int], a: str, b: str) -> str:
-    return f"{units[0]} {a} against {units[1]} {b}, unpaired"
+    return f"{_counted(units[0], a)} against {_counted(units[1], b)}, unpaired"
+
+
+def _counted(n: int, what: str, how: str = "") -> str:
+    """So many units in words: 3 paired starts, 1 run, 1 block of one start."""
+    first, _, rest = what.partition(" ")
+    words = [str(n), how, first.removesuffix("s") if n == 1 else first, rest]
+    return " ".join(word for word in words if word)
 
 
 def apart(a: Sequence[float], b: Sequence[float]) -> tuple[LogMean, str]:

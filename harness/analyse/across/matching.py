@@ -65,23 +65,14 @@ def hindrances(a: Stored, b: Stored, found: Match, told: Sequence[Difference]) -
 
 def left_out(a: Stored, b: Stored, found: Match) -> list[str]:
     """What only one of the two measured, in words."""
-    told = [
-        f"engine {name}: only in the reference" for name in a.plans if name not in found.engines
-    ]
-    told += [
-        f"engine {name}: only in the candidate"
-        for name in b.plans
-        if name not in found.engines.values()
-    ]
-    told += [
-        f"{load_words(load)}: only in the reference"
-        for load in loads_of(a)
-        if load not in found.loads
-    ]
-    theirs = found.loads.values()
-    told += [
-        f"{load_words(load)}: only in the candidate" for load in loads_of(b) if load not in theirs
-    ]
+    told: list[str] = []
+    for words, run, engines, loads in (
+        ("reference", a, found.engines.keys(), found.loads.keys()),
+        ("candidate", b, found.engines.values(), found.loads.values()),
+    ):
+        others = [f"engine {name}" for name in run.plans if name not in engines]
+        others += [load_words(load) for load in loads_of(run) if load not in loads]
+        told += [f"{what}: only in the {words}" for what in others]
     for variant in VARIANTS:
         has = [any(c.variant == variant for c in ended(s)) for s in (a, b)]
         if has[0] != has[1]:
@@ -102,7 +93,7 @@ def unpaired(
     if any(ours[at] != theirs[at] for at in shared):
         return "the seeds are not the same"
     if ours.keys() != theirs.keys():
-        return f"{_starts(ours)} starts against {_starts(theirs)}"
+        return "not the same blocks were planned"
     cells = [_cells(s, e, p) for s, e, p in zip((a, b), engines, loads, strict=True)]
     for at in cells[0].keys() & cells[1].keys():
         if not _same_prompts(cells[0][at], cells[1][at]):
@@ -116,10 +107,6 @@ def _seeds(stored: Stored, engine: str, load: LoadPoint) -> dict[Any, int]:
         for c in stored.run.manifest.cells
         if c.engine == engine and plain(c.load) == load
     }
-
-
-def _starts(seeds: dict[Any, int]) -> int:
-    return len({repeat for _, repeat, _ in seeds})
 
 
 def _cells(stored: Stored, engine: str, load: LoadPoint) -> dict[Any, CellData]:

@@ -13,8 +13,9 @@ from harness.measure.metrics import DEFINITIONS, Better
 
 LATENCIES = COMPARED[1:]
 PARTS = ("mean", "p50", "p99")
-SHARES = ("task_accuracy", "identical")
+SHARES = ("answered", "task_accuracy", "identical")
 POSITION = "per_position"
+GPU_MEMORY = "gpu.memory_used_bytes.most"
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,12 +45,13 @@ FIGURES: dict[str, Figure] = {
     "acceptance_length": _defined("acceptance_length", "acceptance", "figure"),
     "acceptance_rate": _defined("acceptance_rate", "acceptance", "figure"),
     POSITION: _defined(POSITION, "acceptance", "detail"),
+    "answered": Figure(unit="fraction", better="higher", area="output", kind="figure"),
     "task_accuracy": _defined("task_accuracy", "output", "figure"),
     "identical": Figure(unit="fraction", better="higher", area="output", kind="figure"),
     "startup_s": Figure(unit="s", better="lower", area="start-up", kind="figure"),
-    "rss_bytes": Figure(unit="bytes", better="lower", area="memory", kind="detail"),
-    "gpu_bytes": Figure(unit="bytes", better="lower", area="memory", kind="detail"),
-    "gpu_memory_bytes": Figure(unit="bytes", better="lower", area="memory", kind="detail"),
+    "startup_rss_bytes": Figure(unit="bytes", better="lower", area="memory", kind="detail"),
+    "startup_gpu_bytes": Figure(unit="bytes", better="lower", area="memory", kind="detail"),
+    GPU_MEMORY: Figure(unit="bytes", better="lower", area="memory", kind="detail"),
 }
 """By name, in the order of a table; `per_position` stands for `per_position.0` and on."""
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from harness.analyse.across.metrics import COMPARED, LATENCIES, PARTS, POSITION
+from harness.analyse.across.metrics import COMPARED, GPU_MEMORY, LATENCIES, PARTS, POSITION
 from harness.analyse.across.records import Side, Stored
 from harness.findings import Acceptance, CategoryFigures, CellSummary, Metrics
 from harness.records import LoadPoint
@@ -48,13 +48,15 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 Readings = dict[Key, dict[Unit, Reading]]
 
 
-def pooled(parts: Sequence[Reading]) -> float:
+def pooled(parts: Sequence[Reading], least: float = 0.0) -> float:
     """Several blocks as one: of counts the ratio of their sums, else the geometric mean.
 
-    0 where a geometric mean has no logarithm to take.
+    `least`: a sum of nothing counts as so much. 0 where a geometric mean has no logarithm to take.
     """
     if all(p.below is not None for p in parts):
-        return parts[0].offset + sum(p.above for p in parts) / sum(p.below or 0.0 for p in parts)
+        above, offset = sum(p.above for p in parts), parts[0].offset
+        above = above if offset else max(least, above)
+        return offset + above / sum(p.below or 0.0 for p in parts)
     if any(p.above <= 0 for p in parts):
         return 0.0
     return math.exp(sum(math.log(p.above) for p in parts) / len(parts))
@@ -95,17 +97,22 @@ def readings(stored: Stored) -> Readings:
 
 
 def _figures(cell: CellSummary, metrics: Metrics) -> Iterator[tuple[str, Reading]]:
-    rates = (COMPARED[0], "requests_per_s", "goodput_per_s")
-    for name in rates:
+    for name in (COMPARED[0], "requests_per_s"):
         value = getattr(metrics, name)
         if value is not None:
             yield name, Reading(above=value)
+    if metrics.goodput_per_s is not None and metrics.duration_s:
+        met = metrics.goodput_per_s * metrics.duration_s
+        yield "goodput_per_s", Reading(above=met, below=metrics.duration_s)
     for name in LATENCIES:
         told = getattr(metrics, name)
         for part in PARTS:
             value = getattr(told, part)
             if value is not None and (part != "p99" or told.n >= TAIL_NEEDS):
                 yield f"{name}.{part}", Reading(above=value)
+    asked = metrics.requests_ok + metrics.requests_failed + metrics.requests_dropped
+    if asked:
+        yield "answered", Reading(above=metrics.requests_ok, below=asked)
     if metrics.task_accuracy is not None and metrics.task_n:
         right = metrics.task_accuracy * metrics.task_n
         yield "task_accuracy", Reading(above=right, below=metrics.task_n)
@@ -116,7 +123,7 @@ def _figures(cell: CellSummary, metrics: Metrics) -> Iterator[tuple[str, Reading
         yield from _of_acceptance(cell.acceptance)
     memory = _gpu_memory(cell)
     if memory is not None:
-        yield "gpu_memory_bytes", Reading(above=memory)
+        yield GPU_MEMORY, Reading(above=memory)
 
 
 def _of_acceptance(told: Acceptance) -> Iterator[tuple[str, Reading]]:
@@ -152,16 +159,14 @@ def _of_start(cell: CellSummary) -> Iterator[tuple[str, float]]:
     for name in ("rss_bytes", "gpu_bytes"):
         most = [value for p in phases if (value := getattr(p, name)) is not None]
         if most and max(most) > 0:
-            yield name, float(max(most))
+            yield f"startup_{name}", float(max(most))
 
 
 def _gpu_memory(cell: CellSummary) -> float | None:
-    """The most that the engine's GPUs held together; None where no GPU told it."""
-    if cell.telemetry is None:
-        return None
-    gauges = [g.gauges.get("memory_used_bytes") for g in cell.telemetry.gpus if g.engine]
-    held = [g.most for g in gauges if g is not None]
-    return sum(held) if held and len(held) == len(gauges) else None
+    """The most that one of the engine's GPUs held; None where no GPU told it."""
+    gpus = cell.telemetry.gpus if cell.telemetry is not None else ()
+    gauges = [g.gauges.get("memory_used_bytes") for g in gpus if g.engine is not False]
+    return max((g.most for g in gauges if g is not None), default=None)
 
 
 def _ratios(found: Readings) -> Readings:

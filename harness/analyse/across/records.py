@@ -104,7 +104,8 @@ class Versus(Record, frozen=True, kw_only=True):
     """One candidate against the reference. `differences` come first: they are the usual cause.
 
     `hindrances`: why the two cannot be compared; the rows are those that were asked for anyway.
-    `void`: why no verdict is drawn. `left_out`: what only one of the two measured.
+    `void`: why no verdict is drawn. `left_out`: what only one of the two measured. `mixed`: in what
+    the several runs of a side are not alike.
     """
 
     candidate: str
@@ -114,6 +115,7 @@ class Versus(Record, frozen=True, kw_only=True):
     left_out: tuple[str, ...]
     void: str | None
     rows: tuple[Row, ...]
+    mixed: tuple[str, ...] = ()
 
     def causes(self, area: Area) -> tuple[Difference, ...]:
         """The differences that may have moved figures of an area."""

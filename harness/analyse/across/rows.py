@@ -61,7 +61,7 @@ class Rows:
         self.by_run = any(len(side.runs) > 1 for side in self.sides)
         self._readings = [[readings(run) for run in side.runs] for side in self.sides]
         self._unpaired: dict[tuple[str, LoadPoint], str | None] = {}
-        self._answers = (Answers(reference.last.run), Answers(candidate.last.run))
+        self._answers = [Answers([run.run for run in side.runs]) for side in self.sides]
 
     def all(self, void: str | None) -> Iterator[Measured]:
         """In the order of a table. `void`: why none of them has a verdict."""
@@ -135,7 +135,7 @@ class Rows:
         return Measured(row=row, found=found, alpha=1 - confidence, withheld=withheld is not None)
 
     def _effect(self, key: Key, other: Key) -> Effect:
-        if key.metric in SHARES and not self.by_run:
+        if key.metric in SHARES:
             found = self._of_prompts(key, other)
             if found is not None:
                 return found
@@ -148,7 +148,7 @@ class Rows:
         if first is None or second is None:
             return _nothing(parts, "a value of 0 has no ratio")
         told = effect(first, second, unpaired=self._why_unpaired(key, other))
-        if key.metric in SHARES and not self.by_run:
+        if key.metric in SHARES:
             return msgspec.structs.replace(
                 told,
                 found=LogMean(mean=told.found.mean, error=None, units=1) if told.found else None,
@@ -157,7 +157,7 @@ class Rows:
         return told
 
     def _of_prompts(self, key: Key, other: Key) -> Effect | None:
-        if not all(side.last.run.cells for side in self.sides):
+        if not all(run.run.cells for side in self.sides for run in side.runs):
             return None
         mine, theirs = self._answers
         return share_effect(mine.shares(key), theirs.shares(other))
@@ -182,13 +182,12 @@ class Rows:
         both = list(zip(self.sides, (key, other), strict=True))
         for side, k in both:
             for run in side.runs:
-                if k.engine in run.plans and forced_length(run.plans[k.engine]) is not None:
+                if k.side != "baseline" and _forced(run, k):
                     return "an acceptance that was forced says nothing"
-                if _many_failed(run, k):
+                if k.metric != "answered" and _many_failed(run, k):
                     return f"more than {MOST_FAILED:.0%} of the requests of a block failed"
         if self.by_run:
-            few = sum(len(side.runs) for side in self.sides) < 3
-            return "two runs have no spread to be judged by" if few else None
+            return None
         starts = [_starts(of[0][k]) for of, (_, k) in zip(self._readings, both, strict=True)]
         return ONE_START if min(starts) < 2 else None
 
@@ -197,13 +196,17 @@ def _starts(blocks: Mapping[Unit, Reading]) -> int:
     return len({repeat for repeat, _ in blocks})
 
 
+def _forced(run: Stored, key: Key) -> bool:
+    plan = run.plans.get(key.engine)
+    return plan is not None and forced_length(plan) is not None
+
+
 def _many_failed(run: Stored, key: Key) -> bool:
+    """Of a block that the figure is of; a start's figures are of no request."""
     cells = [
         c.metrics
         for c in ended(run)
-        if c.engine == key.engine
-        and key.load in (None, plain(c.load))
-        and key.side in (c.variant, "ratio")
+        if c.engine == key.engine and key.load == plain(c.load) and key.side in (c.variant, "ratio")
     ]
     return any(
         m.requests_failed > MOST_FAILED * (m.requests_failed + m.requests_ok) for m in cells if m

@@ -1,0 +1,205 @@
+"""Runs that may go, by age and by the size of all, and their removal.
+
+Baselines stay, and what they name; so do pinned runs, the newest ones, runs that are being
+measured, and every folder that is not recognised as a run's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import msgspec
+
+from harness.errors import UsageError
+from harness.history.reading import read_bytes
+from harness.history.sizes import Disk, Held
+from harness.history.units import Unit, units_of
+from harness.measure.store import RunFolder
+from harness.records import Record
+
+REMOVED = ".pruned-"
+"""Before a folder's name while it is removed: no half of a run is ever taken for one."""
+NOT_ASKED = "not asked for"
+NEWEST = "one of the newest"
+NAMING = ("run", "run_id", "runs", "folder")
+"""Keys under which a baseline's file names what it stands for."""
+
+
+class Wish(Record, frozen=True, kw_only=True):
+    """What to prune: older than a moment (ISO text), down to so many bytes; `keep` the newest."""
+
+    older_than: str | None = None
+    max_bytes: int | None = None
+    keep: int = 10
+
+
+class Going(Record, frozen=True, kw_only=True):
+    """A folder that goes, why, and how much the disk gets back for it, those before it gone."""
+
+    place: str
+    created: str
+    what: str
+    why: str
+    bytes: int
+
+
+class Staying(Record, frozen=True, kw_only=True):
+    """A folder that stays, and why."""
+
+    place: str
+    why: str
+
+
+class Plan(Record, frozen=True, kw_only=True):
+    """What would be done. `bytes_before`, `bytes_after`: of all that lies below the root."""
+
+    going: tuple[Going, ...]
+    staying: tuple[Staying, ...]
+    bytes_before: int
+    bytes_after: int
+
+
+def plan_of(root: Path, wish: Wish) -> Plan:
+    """What the wish comes to. Raises `UsageError` where a baseline's file cannot be read."""
+    if wish.older_than is None and wish.max_bytes is None:
+        raise UsageError("prune: say what may go, with --older-than 30d or --max-size 20GB")
+    if not root.is_dir():
+        raise UsageError(f"{root}: no such folder of results; give another with --results")
+    named = set(_named_by_baselines(root))
+    units, others = units_of(root)
+    disk = Disk()
+    held = {unit.place: disk.add(root / unit.place) for unit in units}
+    mine = {unit.place for unit in units}
+    for path in sorted(root.iterdir()):
+        if path.name not in mine:
+            disk.add(path)
+    staying = [Staying(place=place, why=f"not recognised: {why}") for place, why in others]
+    free: list[Unit] = []
+    newest = {unit.place for unit in units[len(units) - wish.keep :]} if wish.keep else set()
+    for unit in units:
+        why = _why_it_stays(root, unit, named, newest)
+        if why is None:
+            free.append(unit)
+        else:
+            staying.append(Staying(place=unit.place, why=why))
+    before = disk.total
+    going, after = _chosen(free, held, disk, wish)
+    gone = {g.place for g in going}
+    staying += [Staying(place=u.place, why=NOT_ASKED) for u in free if u.place not in gone]
+    return Plan(going=tuple(going), staying=tuple(staying), bytes_before=before, bytes_after=after)
+
+
+def _chosen(
+    free: Sequence[Unit], held: dict[str, Held], disk: Disk, wish: Wish
+) -> tuple[list[Going], int]:
+    """The oldest first: by age, and then as many as the size asks for."""
+    going, total = [], disk.total
+    for unit in free:
+        if wish.older_than is not None and unit.created < wish.older_than:
+            why = "its age"
+        elif wish.max_bytes is not None and total > wish.max_bytes:
+            why = "the size of all"
+        else:
+            continue
+        falls, back = disk.remove(held[unit.place])
+        total -= falls
+        going.append(
+            Going(place=unit.place, created=unit.created, what=unit.what, why=why, bytes=back)
+        )
+    return going, total
+
+
+def _why_it_stays(root: Path, unit: Unit, named: set[str], newest: set[str]) -> str | None:
+    if unit.pinned is not None:
+        return f"pinned: {unit.pinned}"
+    if named.intersection(unit.runs):
+        return "a baseline"
+    if unit.place in newest:
+        return NEWEST
+    try:
+        with RunFolder(root / unit.place).claimed():
+            return None
+    except UsageError:
+        return "being measured"
+
+
+def _named_by_baselines(root: Path) -> Iterator[str]:
+    """Every run that a pinned baseline names, by id or by place."""
+    places = [root / "baselines", root / "nightly"]
+    files = [
+        *(path for path in places[0].rglob("*.json")),
+        *(path for path in places[1].rglob("baseline*.json")),
+    ]
+    for path in sorted(files):
+        try:
+            told = msgspec.json.decode(read_bytes(path))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UsageError):
+            raise UsageError(
+                f"{path}: cannot be read, so that it is not known which run it keeps; mend it or "
+                "remove it first"
+            ) from None
+        yield from _names(told)
+
+
+def _names(told: Any) -> Iterator[str]:
+    """The texts under the naming keys, however deep."""
+    if isinstance(told, list):
+        for one in told:
+            yield from _names(one)
+    elif isinstance(told, dict):
+        for key, value in told.items():
+            if key in NAMING:
+                texts = value if isinstance(value, list) else [value]
+                for text in texts:
+                    if isinstance(text, str):
+                        yield from (text.rstrip("/"), PurePath(text).name)
+            yield from _names(value)
+
+
+def carry_out(root: Path, going: Iterable[Going], told: Callable[[Going], None]) -> list[Staying]:
+    """Remove the folders, each looked at once more first. Those that had to stay, and why."""
+    left = [Staying(place=path.name, why=why) for path, why in _finish_earlier(root)]
+    now = {unit.place: unit for unit in units_of(root)[0]}
+    for one in going:
+        unit = now.get(one.place)
+        same = unit is not None and unit.created == one.created and unit.pinned is None
+        why = _removed(root, one.place) if same else "has changed since"
+        if why is None:
+            told(one)
+        else:
+            left.append(Staying(place=one.place, why=why))
+    return left
+
+
+def _removed(root: Path, place: str) -> str | None:
+    """Remove a folder; why it could not be, None where it is gone."""
+    away = root / f"{REMOVED}{place}"
+    try:
+        with RunFolder(root / place).claimed():
+            os.rename(root / place, away)
+    except UsageError:
+        return "being measured"
+    except OSError as error:
+        return (error.strerror or "cannot be renamed").lower()
+    return _gone(away)
+
+
+def _gone(away: Path) -> str | None:
+    try:
+        shutil.rmtree(away)
+    except OSError as error:
+        return f"{(error.strerror or 'failed').lower()}; what is left of it is {away.name}"
+    return None
+
+
+def _finish_earlier(root: Path) -> Iterator[tuple[Path, str]]:
+    """Remove what an interrupted removal left; what cannot be, and why."""
+    for path in sorted(root.glob(f"{REMOVED}*")):
+        if not path.is_symlink() and path.is_dir():
+            why = _gone(path)
+            if why is not None:
+                yield path, why
