@@ -17,7 +17,6 @@ from harness.measure.store import read_json, write_atomic
 from harness.nightly.records import NIGHT_SCHEMA, Baseline, EntryPoints, Night
 
 NIGHT = "night.json"
-BASELINE = "baseline.json"
 STALE = timedelta(hours=20)
 """An interrupted night that began longer ago is over: its successor is due."""
 NAMED = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.(\d+))?")
@@ -134,7 +133,7 @@ def claimed(results: Path, suite: str) -> Iterator[None]:
 
 def baseline_path(results: Path, suite: str, entry: str) -> Path:
     """Where an entry's baseline is recorded."""
-    return results / "baselines" / suite / entry / BASELINE
+    return suite_folder(results, suite) / f"baseline-{entry}.json"
 
 
 def read_baseline(results: Path, suite: str, entry: str) -> Baseline | None:
@@ -144,6 +143,17 @@ def read_baseline(results: Path, suite: str, entry: str) -> Baseline | None:
 
 
 def write_baseline(results: Path, baseline: Baseline) -> None:
-    """Pin it: an earlier one is replaced."""
+    """Pin it: an earlier one is replaced.
+
+    `results/baselines/<suite>/<entry>` becomes a link to its run, for whoever compares with it.
+    """
     path = baseline_path(results, baseline.suite, baseline.entry)
     write_atomic(path, msgspec.json.format(msgspec.json.encode(baseline), indent=2))
+    link = results / "baselines" / baseline.suite / baseline.entry
+    link.parent.mkdir(parents=True, exist_ok=True)
+    new = link.with_name(f".{link.name}-{os.getpid()}")
+    try:
+        new.symlink_to(os.path.relpath(results / baseline.run, link.parent))
+        os.replace(new, link)
+    except OSError:  # a file system without links: the record says it all
+        new.unlink(missing_ok=True)

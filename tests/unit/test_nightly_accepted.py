@@ -156,3 +156,14 @@ def test_a_wrong_wish_changes_nothing(measured: Loaded, wish: Wish, said: str) -
     with pytest.raises(UsageError, match=said):
         accept(measured, wish)
     assert not measured.accepted.exists()
+
+
+def test_a_baseline_is_a_link_that_the_history_passes_over(measured: Loaded) -> None:
+    from harness.history.folders import find
+
+    results = measured.results.resolve()
+    (results / "run-2" / "manifest.json").write_text("{}")
+    accept(measured, Wish(series=SERIES, reason="good", pin=True))
+    link = results / "baselines" / "s" / "chat"
+    assert link.resolve() == results / "run-2"
+    assert [(f.shown, f.reason) for f in find(results)] == [("run-2", None)]
