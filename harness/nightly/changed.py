@@ -12,6 +12,7 @@ from harness.analyse.across.metrics import FIGURES, figure_of
 from harness.analyse.across.records import Area, Difference
 from harness.compare import read_stored
 from harness.errors import UsageError
+from harness.measure.store import RunFolder
 from harness.nightly.judge import Case
 from harness.nightly.records import Finding
 from harness.report import words
@@ -35,7 +36,8 @@ def _with_cause(finding: Finding, case: Case, results: Path) -> Finding:
     if good is None or bad is None:
         return finding
     told = between(results / good, results / bad, finding.series.rpartition("/")[2])
-    return msgspec.structs.replace(finding, changed=tuple(told))
+    hints = bisections(results / good, results / bad, finding.series)
+    return msgspec.structs.replace(finding, changed=(*told, *hints))
 
 
 def between(good: Path, bad: Path, metric: str) -> list[str]:
@@ -53,6 +55,24 @@ def between(good: Path, bad: Path, metric: str) -> list[str]:
     area = area_of(metric)
     found.sort(key=lambda d: area is not None and area not in d.affects)
     return [_line(d) for d in found] or [NOTHING]
+
+
+def bisections(good: Path, bad: Path, series: str) -> list[str]:
+    """The searches that would find the cause, where a commit or an engine's version changed."""
+    try:
+        then, now = RunFolder(good).manifest(), RunFolder(bad).manifest()
+    except UsageError:
+        return []
+    command = f"to find it: python -m harness nightly bisect {series} --suite FILE"
+    found = []
+    if then.git_commit and now.git_commit and then.git_commit != now.git_commit:
+        found.append(f"{command} --commits {then.git_commit[:12]}..{now.git_commit[:12]}")
+    engine = series.split("/")[1]
+    was, is_ = (m.engine_versions.get(engine, {}) for m in (then, now))
+    for name in (engine, f"{engine}-cpu"):
+        if was.get(name) and is_.get(name) and was[name] != is_[name]:
+            found.append(f"{command} --versions {was[name]},VERSIONS BETWEEN,{is_[name]}")
+    return found
 
 
 def area_of(metric: str) -> Area | None:

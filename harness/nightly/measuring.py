@@ -21,15 +21,15 @@ import msgspec
 from engines.console import SUPERVISOR
 from harness.errors import UsageError, one_line
 from harness.history.points import points_of
+from harness.history.reading import LABELS, read_labels
 from harness.history.records import Labels, Point
-from harness.measure.store import SUMMARY, RunFolder, read_json, to_json, write_atomic
+from harness.measure.store import SUMMARY, RunFolder, to_json, write_atomic
 from harness.nightly.records import Attempt
 from harness.nightly.series import blocks_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GRACE_S = 90.0
 """How long a run that is asked to end may take to sum up what it has."""
-LABELS = "labels.json"
 WRITING = "writing to "
 """What a run says before the path of its folder."""
 COMPLAINT = "harness: "
@@ -218,19 +218,15 @@ def complete(run: Path) -> bool:
 
 def label(run: Path, suite: str, pinned: str | None = None) -> None:
     """Say in the run's folder whose it is, and why it must be kept."""
-    path = run / LABELS
-    kept = pinned
-    if kept is None and path.exists():
-        kept = read_json(path, Labels).pinned
-    write_atomic(path, to_json(Labels(suite=suite, pinned=kept)))
+    kept = pinned if pinned is not None else read_labels(run).pinned
+    write_atomic(run / LABELS, to_json(Labels(suite=suite, pinned=kept)))
 
 
 def unpin(run: Path) -> None:
     """Let the run be pruned like any other."""
-    path = run / LABELS
-    if path.exists():
-        labels = read_json(path, Labels)
-        write_atomic(path, to_json(msgspec.structs.replace(labels, pinned=None)))
+    if (run / LABELS).exists():
+        labels = msgspec.structs.replace(read_labels(run), pinned=None)
+        write_atomic(run / LABELS, to_json(labels))
 
 
 def figures(run: Path, suite: str) -> tuple[Point, ...]:

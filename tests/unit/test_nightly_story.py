@@ -37,6 +37,9 @@ set = ["seed=2"]
 """
 
 
+NEWER = {"versions": {"torch": "2.14.0"}, "git_commit": "f" * 40}
+
+
 class Quiet:
     """A progress that keeps what was said."""
 
@@ -181,14 +184,14 @@ def test_a_loss_beside_a_good_version_is_cried_with_its_cause(
 ) -> None:
     good = stand_in(tmp_path / "before")
     nights(go, 4)
-    set_behaviour(
-        root, entries={"1": {"speed": 90.0, "manifest": {"versions": {"torch": "2.14.0"}}}}
-    )
+    set_behaviour(root, entries={"1": {"speed": 90.0, "manifest": NEWER}})
     told, night, _ = go(more=f'[control]\nroot = "{good}"\n')
     assert told.exit_code == 1
     cried = [f for f in night.findings if f.status == "confirmed"]
     assert {f.entry for f in cried} == {"a"}
     assert all("torch: 2.13.0 -> 2.14.0" in f.changed for f in cried)
+    hint = "--commits 0123456789ab..ffffffffffff"
+    assert all(any(hint in line for line in f.changed) for f in cried)
     text = (told.folder / "night.md").read_text()
     assert "Regressions and gates" in text and "torch: 2.13.0" in text
     assert "<failure" in (told.folder / "junit.xml").read_text()
