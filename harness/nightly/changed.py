@@ -15,6 +15,7 @@ from harness.errors import UsageError
 from harness.measure.store import RunFolder
 from harness.nightly.judge import Case
 from harness.nightly.records import Finding
+from harness.nightly.view import SEARCH
 from harness.report import words
 
 NOTHING = "nothing that is recorded changed: suspect the machine"
@@ -63,7 +64,7 @@ def bisections(good: Path, bad: Path, series: str) -> list[str]:
         then, now = RunFolder(good).manifest(), RunFolder(bad).manifest()
     except UsageError:
         return []
-    command = f"to find it: python -m harness nightly bisect {series} --suite FILE"
+    command = f"{SEARCH}python -m harness nightly bisect {series} --suite FILE"
     found = []
     if then.git_commit and now.git_commit and then.git_commit != now.git_commit:
         found.append(f"{command} --commits {then.git_commit[:12]}..{now.git_commit[:12]}")

@@ -38,6 +38,7 @@ LISTS = (
     ("left_out", "Left out", ""),
     ("notes", "Notes", ""),
 )
+CHANGED = "What changed between the last good and the first bad run:"
 MOST_LINES = 40
 """Of each list in the Markdown; the page has them all."""
 
@@ -91,6 +92,7 @@ def render_html(
         .render(
             view=view,
             lists=lists,
+            changed=CHANGED,
             sections=sections,
             entry_columns=ENTRY_COLUMNS,
             gate_columns=GATE_COLUMNS,
@@ -109,9 +111,12 @@ def render_markdown(view: View) -> str:
     lines += [f"**{escape(' '.join(view.verdict))}**", "", escape(view.meta)]
     if view.alarms:
         lines += ["", "## Regressions and gates", ""]
-        for text, changed in view.alarms:
-            lines.append(f"- {escape(text)}")
-            lines += [f"  - {escape(line)}" for line in changed]
+        for alarm in view.alarms:
+            lines += [f"- {escape(text)}" for text in alarm.texts[:MOST_LINES]]
+            if len(alarm.texts) > MOST_LINES:
+                lines.append(f"- and {len(alarm.texts) - MOST_LINES} more, see the page")
+            if alarm.changed:
+                lines += ["", CHANGED, "", *(f"- {escape(c)}" for c in alarm.changed), ""]
     for key, heading, _ in LISTS:
         told = getattr(view, key)
         if told:
@@ -153,9 +158,11 @@ def findings_of(night: Night, view: View) -> dict[str, Any]:
 def message_of(view: View) -> str:
     """The night as a chat's message."""
     lines = [f"{view.title}: {view.badge}", *view.verdict]
-    for text, changed in view.alarms[:10]:
-        lines.append(f"• {text}")
-        lines += [f"    {words.one_line(line, 200)}" for line in changed[:6]]
+    for alarm in view.alarms[:6]:
+        lines += [f"• {text}" for text in alarm.texts[:6]]
+        if len(alarm.texts) > 6:
+            lines.append(f"• and {len(alarm.texts) - 6} more")
+        lines += [f"    {words.one_line(line, 200)}" for line in alarm.changed[:6]]
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -10,6 +11,8 @@ from harness.nightly.records import EntryState, Finding, GateResult, Night
 from harness.nightly.series import Series
 from harness.report import words
 
+SEARCH = "to find it: "
+"""How a line begins that says which search would find a cause."""
 Cell = tuple[str, str]
 """A table's cell: what it is sorted by, and its text."""
 ENTRY_COLUMNS = ("entry", "status", "minutes", "expected", "fresh runs", "why in this place")
@@ -20,6 +23,13 @@ STANDING = {0: "better", 1: "worse", 2: "failed", 3: "failed", 4: "void"}
 """The page's colours, by exit code, in the words of the style sheet."""
 
 
+class Alarm(msgspec.Struct, frozen=True, kw_only=True):
+    """What is cried of one entry, and what changed in the environment, which they share."""
+
+    texts: tuple[str, ...]
+    changed: tuple[str, ...] = ()
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """A night, ready to be shown. Notes are in the order in which they should be read."""
 
@@ -28,8 +38,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     standing: str
     verdict: tuple[str, ...]
     meta: str
-    alarms: tuple[tuple[str, tuple[str, ...]], ...]
-    """Each with what changed in the environment."""
+    alarms: tuple[Alarm, ...]
     doubts: tuple[str, ...]
     known: tuple[str, ...]
     better: tuple[str, ...]
@@ -44,8 +53,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """For the terminal: the verdict, what is cried with its cause, doubts, and the entries."""
         lines = [f"{self.title}: {self.badge}", *self.verdict, self.meta]
-        for text, changed in self.alarms:
-            lines += [f"! {text}", *(f"    {line}" for line in changed)]
+        for alarm in self.alarms:
+            lines += [*(f"! {text}" for text in alarm.texts), *(f"    {c}" for c in alarm.changed)]
         for heading, told in (("in doubt", self.doubts), ("known", self.known)):
             lines += [f"{heading}: {text}" for text in told]
         lines += [f"note: {text}" for text in self.notes]
@@ -63,10 +72,7 @@ def view_of(night: Night, links: Mapping[str, str]) -> View:
         standing=STANDING.get(code, "undecided"),
         verdict=tuple(verdict(night)),
         meta=_meta(night),
-        alarms=tuple(
-            [(f.text, f.changed) for f in alarms(night)]
-            + [(g.text, ()) for g in night.gates if g.status == "fail"]
-        ),
+        alarms=tuple(grouped(night)),
         doubts=tuple(
             [f.text for f in night.findings if f.status == "unconfirmed" and f.direction == "worse"]
             + [g.text for g in night.gates if g.status in ("unconfirmed", "unknown")]
@@ -92,6 +98,30 @@ def view_of(night: Night, links: Mapping[str, str]) -> View:
     )
 
 
+def grouped(night: Night) -> list[Alarm]:
+    """What is cried, entry by entry; findings with the same cause stand together.
+
+    Of the searches for a cause the one for the largest loss is told.
+    """
+    found: dict[tuple[str, tuple[str, ...]], list[Finding]] = {}
+    for finding in sorted(alarms(night), key=_loss, reverse=True):
+        causes = tuple(c for c in finding.changed if not c.startswith(SEARCH))
+        found.setdefault((finding.entry, causes), []).append(finding)
+    told = []
+    for (_, causes), members in found.items():
+        searches = [c for c in members[0].changed if c.startswith(SEARCH)]
+        texts = tuple(f.text for f in members)
+        told.append(Alarm(texts=texts, changed=(*causes, *searches)))
+    gates = tuple(g.text for g in night.gates if g.status == "fail")
+    return [*told, Alarm(texts=gates)] if gates else told
+
+
+def _loss(finding: Finding) -> float:
+    """How large a loss is, whichever way worse is."""
+    ratio = finding.ratio
+    return abs(math.log(ratio)) if ratio is not None and ratio > 0 else math.inf
+
+
 def alarms(night: Night) -> list[Finding]:
     """What is cried: confirmed, worse, and not accepted."""
     return [f for f in night.findings if f.status == "confirmed" and f.direction == "worse"]
@@ -108,7 +138,7 @@ def verdict(night: Night) -> list[str]:
         if failed:
             parts.append(f"{words.plural(len(failed), 'gate')} not kept")
         told.append(" and ".join(parts) + ".")
-        told += [f.text for f in bad[:3]] + [g.text for g in failed[:3]]
+        told += [max(bad, key=_loss).text] if bad else [failed[0].text]
     broken = [e for e in night.entries if e.status == "failed"]
     void = [e for e in night.entries if e.status == "void"]
     for state, what in ((broken, "failed"), (void, "void")):
