@@ -42,6 +42,7 @@ from harness.nightly.webhook import send
 from harness.progress import Progress
 from harness.run import check_out
 
+USER_MISTAKE = UsageError.exit_code
 MOST_FRESH = 12
 """Fresh runs of one entry in one night, at most."""
 STATUS: dict[int, Status] = {0: "done", 4: "void"}
@@ -209,6 +210,9 @@ class Work:
             launch=self.control if step.kind == "control" else Launch(),
             limit_s=None if limit is None else max(limit, 1.0),
         )
+        if call[0] == "resume" and done.exit_code == USER_MISTAKE:
+            self.progress.say(f"{step.name}: {done.error}; it is measured anew")
+            return self._run(step, None)
         if done.run is None:
             done = msgspec.structs.replace(done, run=run)
         if done.run is not None:

@@ -36,6 +36,9 @@ else:
     out = Path(arguments[arguments.index("--out") + 1])
     folder = out / f"{now:%Y%m%d-%H%M%S}-stand-in-{secrets.token_hex(2)}"
     folder.mkdir(parents=True)
+if arguments[0] == "resume" and behave.get("refuse"):
+    print("harness: cannot go on with it, git commit was a and is b", file=sys.stderr)
+    sys.exit(2)
 seed = next((a.partition("=")[2] for a in asked if a.startswith("seed=")), "")
 behave = {**behave, **behave.get("entries", {}).get(seed, {})}
 calls = here / "calls.txt"

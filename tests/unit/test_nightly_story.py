@@ -107,8 +107,9 @@ def test_a_second_night_the_same_day_has_a_folder_of_its_own(go: Any) -> None:
     assert night.findings == ()
 
 
+@pytest.mark.parametrize("refuse", [False, True])
 def test_what_is_interrupted_is_gone_on_with(
-    root: Path, go: Any, monkeypatch: pytest.MonkeyPatch
+    root: Path, go: Any, monkeypatch: pytest.MonkeyPatch, refuse: bool
 ) -> None:
     measure = measuring.measure
 
@@ -124,10 +125,11 @@ def test_what_is_interrupted_is_gone_on_with(
     assert told.exit_code == 130 and told.view is None
     assert statuses(night) == {"a": "done", "b": "running"}
     monkeypatch.setattr("harness.nightly.measuring.measure", measure)
+    set_behaviour(root, refuse=refuse)  # as where the machine or the code has changed
     again, whole, said = go()
     assert again.folder == told.folder and again.exit_code == 0
     assert statuses(whole) == {"a": "done", "b": "done"}
-    assert calls(root) == ["run 1", "run 2", "resume 2"]
+    assert calls(root) == ["run 1", "run 2", "run 2" if refuse else "resume 2"]
     assert any("1 of 2 entries are done" in line for line in said)
 
 
