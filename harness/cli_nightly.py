@@ -137,7 +137,8 @@ def nightly_bisect(
         choice = candidates.versions(versions, place, pin or ())
     else:
         assert commits is not None
-        if repo is not None and environment is None:
+        ours = repo is None or (repo / "harness" / "__main__.py").is_file()
+        if environment is None and not ours:
             environment = candidates.environment_for(loaded, entry)
         choice = candidates.commits(commits, repo or candidates.ROOT, environment)
     with make_progress() as progress:

@@ -36,7 +36,7 @@ from harness.report import words
 
 HUNT = "bisect.json"
 ROUNDS = 6
-"""Runs of one candidate, at most."""
+"""Runs of one candidate, at most: more than a night has time for, as each passed over costs one."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class Search:
         self.folder = folder
         self.hunt = hunt
         self.progress = progress
-        self.config: Config = config_of(loaded.suite)
+        self.config: Config = msgspec.structs.replace(config_of(loaded.suite), looks=ROUNDS)
         self._ready: dict[str, Launch] = {}
 
     def run(self) -> Ended:

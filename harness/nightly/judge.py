@@ -14,7 +14,7 @@ import msgspec
 
 from harness.analyse.series.confirm import confirm
 from harness.analyse.series.detect import detect
-from harness.analyse.series.records import Change, Config, Decision
+from harness.analyse.series.records import DEFAULT, Change, Config, Decision
 from harness.nightly import accepted as accepting
 from harness.nightly import young
 from harness.nightly.accepted import Accepted
@@ -69,13 +69,15 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_of(suite: Suite) -> Config:
-    """The suite's wishes, for the statistics."""
-    return Config(
-        least=suite.min_effect,
-        suspect=suite.suspect,
-        learn=suite.learn,
-        blocks=suite.confirm_blocks,
-    )
+    """The suite's wishes, for the statistics; what it does not say stays as it is there."""
+    wishes = {
+        "least": suite.min_effect,
+        "suspect": suite.suspect,
+        "learn": suite.learn,
+        "blocks": suite.confirm_blocks,
+    }
+    told = {key: value for key, value in wishes.items() if value is not None}
+    return msgspec.structs.replace(DEFAULT, **told)
 
 
 def wanted(case: Case) -> int:

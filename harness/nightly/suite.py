@@ -100,7 +100,8 @@ class Suite(Section, frozen=True, kw_only=True):
     the engine) a suspect is measured by before it is looked at again; `confirm_reserve`: the share
     of the time budget that is kept for them. `min_effect`: a change smaller than this is no news.
     `suspect`: a night whose p-value is below is measured again. `learn`: nights that a series
-    needs before its own history judges it. `keep_nights`: how many nights back it is looked at.
+    needs before its own history judges it. None of these: as `analyse.series` has it.
+    `keep_nights`: how many nights back it is looked at.
     """
 
     name: str = ""
@@ -108,11 +109,11 @@ class Suite(Section, frozen=True, kw_only=True):
     results: str = "results"
     time_budget_min: Minutes | None = None
     watch: tuple[str, ...] = WATCHED
-    confirm_blocks: Annotated[int, msgspec.Meta(ge=2, le=100)] = 4
+    confirm_blocks: Annotated[int, msgspec.Meta(ge=2, le=100)] | None = None
     confirm_reserve: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.2
-    min_effect: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.01
-    suspect: Annotated[float, msgspec.Meta(gt=0, le=0.5)] = 0.05
-    learn: Annotated[int, msgspec.Meta(ge=3, le=365)] = 14
+    min_effect: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    suspect: Annotated[float, msgspec.Meta(gt=0, le=0.5)] | None = None
+    learn: Annotated[int, msgspec.Meta(ge=3, le=365)] | None = None
     keep_nights: Annotated[int, msgspec.Meta(ge=5, le=3650)] = 180
     gates: tuple[Gate, ...] = ()
     webhook: Webhook | None = None

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from nightly_points import SPEED, case, finding, night, night_name
 
+from harness.analyse.series.records import DEFAULT
 from harness.nightly.accepted import Accepted
 from harness.nightly.judge import judge, wanted
 from harness.nightly.records import Finding
@@ -44,7 +45,7 @@ def test_a_drop_is_a_suspect_until_fresh_blocks_are_measured() -> None:
     assert (one.status, one.direction, one.kind) == ("unconfirmed", "worse", "step")
     assert one.first_bad == night_name(30) and one.last_good == night_name(29)
     assert one.ratio is not None and abs(one.ratio - 0.92) < 0.01
-    assert wanted(case(DROP)) == 4
+    assert wanted(case(DROP)) == DEFAULT.blocks
 
 
 def test_fresh_blocks_beside_a_good_version_confirm_it() -> None:
