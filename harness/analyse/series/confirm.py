@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from harness.analyse.series.records import DEFAULT, Change, Config, Confirmation
+from harness.analyse.series.records import DEFAULT, Answer, Change, Config, Confirmation
 from harness.analyse.statistics import t_quantile
 from harness.findings import Interval
 from harness.measure.metrics import Better
@@ -83,6 +83,7 @@ def _beside(
     """The version of tonight against the good one, on the same night."""
     new, good = sides
     loss, half = _welch(new, good, _level(change, config))
+    _, less = _welch(new, good, config.beta / config.looks)
     effect = ruler.ratio(loss, half)
     level = ruler.of(change.before.value)
     night = math.hypot(_relative(change, ruler), math.sqrt(good.variance))
@@ -92,7 +93,7 @@ def _beside(
     if loss + half < 0 and -loss >= least:
         why = f"tonight's version has {_percent(effect)} against a good one on the same night"
         return _said("confirmed", effect, machine, why)
-    if loss - half > -max(least, suspected / 2):
+    if loss - less > -max(least, suspected / 2):
         if good.mean - level <= -suspected / 2:
             why = f"the good version lost as much tonight ({_percent(machine)}): the machine"
             return _said("machine", effect, machine, why)
@@ -106,10 +107,13 @@ def _alone(
 ) -> Confirmation:
     """Without a good version: fresh blocks refute, only several nights confirm."""
     loss = new.mean - ruler.of(change.before.value)
-    half = t_quantile(1 - config.alpha / config.looks, new.n - 1) * math.sqrt(new.variance)
+    half, less = (
+        t_quantile(1 - wrong / config.looks, new.n - 1) * math.sqrt(new.variance)
+        for wrong in (config.alpha, config.beta)
+    )
     effect = ruler.ratio(loss, half)
     least = -math.log1p(-config.least)
-    if loss - half > -max(least, suspected / 2):
+    if loss - less > -max(least, suspected / 2):
         why = f"measured again, nothing like it is left ({_percent(effect)})"
         return _said("refuted", effect, None, why)
     if loss + half < 0 and -loss >= least:
@@ -156,14 +160,8 @@ def _too_few(change: Change, config: Config) -> Confirmation:
     )
 
 
-def _said(
-    verdict: str, effect: Interval, machine: Interval | None, why: str
-) -> Confirmation:
-    return msgspec.convert(
-        {"verdict": verdict, "effect": effect, "machine": machine, "why": why, "more": 0},
-        Confirmation,
-        from_attributes=True,
-    )
+def _said(verdict: Answer, effect: Interval, machine: Interval | None, why: str) -> Confirmation:
+    return Confirmation(verdict=verdict, effect=effect, machine=machine, why=why, more=0)
 
 
 def _ruler(change: Change, values: Sequence[float], better: Better | None) -> Ruler:

@@ -21,6 +21,8 @@ from harness.measure.metrics import Better
 
 MARGIN = 7
 """Where a change began is uncertain by some nights: a good version is taken from before them."""
+LARGEST, LARGEST_LOG = 1e100, 700.0
+"""Beyond these the scale has no numbers left: values to leave out, ends of an interval to cut."""
 NONE_YET: Mapping[int, Decision] = {}
 
 
@@ -35,8 +37,10 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     unit: float | None
 
     def into(self, values: Floats) -> Floats:
-        """NaN stays NaN."""
-        return self.sign * (np.log(values) if self.unit is None else values / self.unit)
+        """NaN stays NaN, and what is too large for the scale becomes it."""
+        with np.errstate(over="ignore"):
+            placed = np.log(values) if self.unit is None else values / self.unit
+        return np.where(np.abs(placed) < LARGEST, self.sign * placed, np.nan)
 
     def errors_into(self, errors: Floats, values: Floats) -> Floats:
         """Standard errors on the scale; a missing one is NaN."""
@@ -49,7 +53,9 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
         return Interval(value=self._back(place), ci_low=ends[0], ci_high=ends[1])
 
     def _back(self, place: float) -> float:
-        return math.exp(self.sign * place) if self.unit is None else self.sign * place * self.unit
+        if self.unit is None:
+            return math.exp(min(self.sign * place, LARGEST_LOG))
+        return self.sign * place * self.unit
 
     def ratio(self, loss: float, half: float) -> Interval | None:
         """After over before, with its interval; None where differences are not ratios."""
@@ -74,7 +80,7 @@ def detect(
     config: Config = DEFAULT,
     decisions: Mapping[int, Decision] = NONE_YET,
 ) -> list[Change]:
-    """Every change of a series, by the night it was found; a suspicion of the last night comes last.
+    """Every change of a series by the night it was found; a suspicion of the last night is last.
 
     `values`: one for each calendar night, oldest first, None where nothing was measured; `errors`:
     the standard error of each by its own blocks, where known. `decisions`: what became of earlier

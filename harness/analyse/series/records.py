@@ -10,6 +10,7 @@ from harness.findings import Interval
 
 Kind = Literal["step", "drift"]
 Direction = Literal["worse", "better"]
+Answer = Literal["confirmed", "refuted", "machine", "undecided"]
 Decision = Literal["confirmed", "accepted", "refuted", "machine"]
 """What became of a suspicion.
 
@@ -22,16 +23,19 @@ version lost as much on the same night.
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How a series is watched. Nights are places in the series: one for each calendar night.
 
-    `suspect`: a night whose p-value is below is a suspect, worth fresh blocks; `certain`: a change
-    whose p-value is below stands without them, given three nights of it. `least`: the smallest
-    relative change worth a word. `confidence` of the intervals told. `period`: nights in a week, 0
-    for none. `learn`: nights before the first judgement. `reference`: nights, at most, that a
-    level, the noise and the weekdays are taken from. `floor`: noise is never taken for less,
-    relative to the level. `alpha`: chance that fresh blocks confirm what is not there, all `looks`
-    at them together; `blocks`: fresh blocks of each version before each look.
+    `suspect`: a night whose p-value is below is a suspect, worth fresh blocks. It is corrected for
+    13 shapes that much resemble each other, so that 0.3 speaks on about 1 night in 50 of normal
+    values. `certain`: a change whose p-value is below stands without fresh blocks, given three
+    nights of it. `least`: the smallest relative change worth a word. `confidence` of the intervals
+    told. `period`: nights in a week, 0 for none. `learn`: nights before the first judgement.
+    `reference`: nights, at most, that a level, the noise and the weekdays are taken from. `floor`:
+    noise is never taken for less, relative to the level. `quiet`: nights for which what was refuted
+    is no evidence. `alpha`: chance that fresh blocks confirm what is not there, all `looks` at them
+    together; `beta`: chance that they refute what is there; `blocks`: fresh blocks of each version
+    before each look.
     """
 
-    suspect: float = 0.05
+    suspect: float = 0.3
     certain: float = 1e-4
     least: float = 0.01
     confidence: float = 0.95
@@ -39,7 +43,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     learn: int = 14
     reference: int = 63
     floor: float = 5e-4
+    quiet: int = 7
     alpha: float = 0.005
+    beta: float = 0.1
     looks: int = 3
     blocks: int = 4
 
@@ -86,7 +92,7 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     further blocks of each that are worth running now, 0 when no more will help tonight.
     """
 
-    verdict: Literal["confirmed", "refuted", "machine", "undecided"]
+    verdict: Answer
     effect: Interval
     machine: Interval | None
     why: str
@@ -94,14 +100,14 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A value against its baseline: `change` in the gate's own terms, and where it may lie.
+    """A value against its baseline: `change` in the gate's own terms, None without a value.
 
     `change`: relative (value over baseline, less 1) or in the metric's unit (`absolute`); positive
     is more of the metric. `limit`: the change at which it fails, with its sign.
     """
 
     verdict: Literal["pass", "fail", "undecided"]
-    change: Interval
+    change: Interval | None
     limit: float
     absolute: bool
     why: str

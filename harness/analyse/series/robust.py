@@ -91,28 +91,28 @@ def deviation(off: Floats) -> Floats:
     return np.where(np.isfinite(first), np.where(first > 0, sharp, 0.0), 0.0)
 
 
-def weekdays(off: Floats, sigma: Floats, phase: Ints, period: int) -> Floats:
-    """[series, period]: what each weekday adds to a night, shrunk towards nothing.
+def weekdays(off: Floats, phase: Ints, period: int) -> tuple[Floats, Floats]:
+    """[series, period]: what each weekday adds, shrunk towards nothing; [series]: its share.
 
-    Each weekday's cut mean is one noisy reading; it counts by the share of the spread between
-    weekdays that the noise does not explain (W. James and C. Stein, 1961). `phase`: each column's
-    weekday.
+    Each weekday's robust mean is one noisy reading; it counts by the share of the spread between
+    weekdays that the noise within them does not explain (W. James and C. Stein, 1961). `phase`:
+    each column's weekday.
     """
-    if period < 2 or off.shape[1] < 2 * period:
-        return np.zeros((len(off), max(period, 1)))
-    cut = CLIP * sigma[:, None]
-    clipped, known = np.clip(off, -cut, cut), np.isfinite(off)
-    effects = np.zeros((len(off), period))
-    counts = np.zeros((len(off), period))
-    for day in range(period):
-        own = phase == day
-        effects[:, day] = mean(clipped[:, own], known[:, own])
-        counts[:, day] = known[:, own].sum(axis=1)
+    series, nights = off.shape
+    if period < 2 or nights < 2 * period:
+        return np.zeros((series, max(period, 1))), np.zeros(series)
+    days = [phase == day for day in range(period)]
+    middles = np.stack([median(off[:, day]) for day in days], axis=1)
+    known = np.isfinite(off).sum(axis=1)
+    sigma = deviation(off - middles[:, phase]) * np.sqrt(known / np.maximum(known - period, 1))
+    effects = np.stack([huber(off[:, day], sigma) for day in days], axis=1)
+    counts = np.stack([np.isfinite(off[:, day]).sum(axis=1) for day in days], axis=1)
+    effects = np.where(counts > 0, effects, 0.0)
     effects -= effects.mean(axis=1, keepdims=True)
-    error = sigma[:, None] ** 2 / np.maximum(counts, 1)
-    between = np.maximum((effects**2).sum(axis=1) / (period - 1) - error.mean(axis=1), 0.0)
-    share = between[:, None] / np.maximum(between[:, None] + error, 1e-300)
-    return effects * np.where(counts > 0, share, 0.0)
+    error = (sigma[:, None] ** 2 / np.maximum(counts, 1)).mean(axis=1)
+    spread = (effects**2).sum(axis=1) / (period - 1)
+    share = np.maximum(spread - error, 0.0) / np.maximum(spread, 1e-300)
+    return effects * share[:, None], share
 
 
 def neighbour_correlation(off: Floats, sigma: Floats) -> Floats:
@@ -132,11 +132,11 @@ def neighbour_correlation(off: Floats, sigma: Floats) -> Floats:
 def noise_of(values: Floats, phase: Ints, period: int, least: Floats) -> Noise:
     """Noise of nights at one level but for a drift; `least`: [series], never taken for less."""
     off = values - line(values)
-    first = deviation(off)
-    effects = weekdays(off, first, phase, period)
+    effects, share = weekdays(off, phase, period)
     off = off - effects[:, phase]
+    off = off - median(off)[:, None]
     known = np.isfinite(off).sum(axis=1)
-    spent = np.where(np.abs(effects).sum(axis=1) > 0, 4.0, 2.0)
+    spent = 2 + max(period - 1, 0) * share
     degrees = np.maximum(0.85 * (known - spent), 2.0)
     wider = np.sqrt(known / np.maximum(known - spent, 1.0))
     sigma = np.maximum(deviation(off) * np.where(known > spent, wider, 1.0), least)

@@ -13,6 +13,7 @@ but another version has not.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Self
 
 import msgspec
@@ -138,6 +139,13 @@ def histories(
         known=rng.random(shape) >= model.missing,
         at=np.where(drop == 0, NIGHTS, at[:, 0]).astype(float),
     )
+
+
+def together(every: Sequence[Histories]) -> Histories:
+    """Several histories of one model as one of all their series."""
+    parts = ("night", "own", "change", "blocks", "known", "at")
+    joined = {name: np.concatenate([getattr(h, name) for h in every]) for name in parts}
+    return Histories(model=every[0].model, **joined)
 
 
 def _slow(rng: np.random.Generator, model: Model, shape: tuple[int, int]) -> Floats:

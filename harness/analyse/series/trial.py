@@ -18,7 +18,7 @@ from harness.analyse.series.detect import Scale, decide, told
 from harness.analyse.series.records import Change, Config, Decision
 from harness.analyse.series.robust import median
 from harness.analyse.series.simulated import Histories
-from harness.analyse.series.templates import Bools, Floats, Template
+from harness.analyse.series.templates import Bools, Floats, Ints
 from harness.analyse.series.watch import Scan, Watch
 
 LOG = Scale(sign=1.0, unit=None)
@@ -34,7 +34,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     alarms: Bools
     again: Bools
-    blocks: int
+    blocks: Ints
 
 
 class Watched:
@@ -51,7 +51,7 @@ class Watched:
         self.drawn, self.rng, self.config, self.beside = drawn, rng, config, beside
         self.alarms = np.zeros(drawn.night.shape, dtype=bool)
         self.again = np.zeros(drawn.night.shape, dtype=bool)
-        self.blocks = 0
+        self.blocks = np.zeros(drawn.night.shape, dtype=np.int64)
 
     def run(self: Self) -> Outcome:
         """Every night of all series, one after the other."""
@@ -68,18 +68,7 @@ class Watched:
         assert change is not None
         decision = self._decided(row, change) if change.direction == "worse" else None
         self.alarms[row, scan.night] = decision == "confirmed"
-        self._apply(watch, row, scan, template, decision, change.certain)
-
-    def _apply(
-        self: Self,
-        watch: Watch,
-        row: int,
-        scan: Scan,
-        template: Template,
-        decision: Decision | None,
-        certain: bool,
-    ) -> None:
-        decide(watch, row, scan, template, decision, certain=certain)
+        decide(watch, row, scan, template, decision, certain=change.certain)
 
     def _decided(self: Self, row: int, change: Change) -> Decision | None:
         """Fresh blocks, look by look, until they decide or no more help."""
@@ -99,7 +88,7 @@ class Watched:
                 config=self.config,
             )
             more = said.more
-        self.blocks += len(fresh) + len(other)
+        self.blocks[at] = len(fresh) + len(other)
         return None if said.verdict == "undecided" else said.verdict
 
 
@@ -117,7 +106,7 @@ def unconfirmed(drawn: Histories, rng: np.random.Generator, config: Config) -> O
     """Every suspicion taken for an alarm at once, and for a new level."""
     watch = Watch(drawn.values, drawn.errors, config)
     alarms = np.zeros(drawn.night.shape, dtype=bool)
-    for night in range(config.learn, alarms.shape[1]):
+    for night in range(config.learn, drawn.night.shape[1]):
         scan = watch.scan(night)
         alarms[:, night] = suspect = scan.is_suspect(config)
         for row in np.flatnonzero(suspect | scan.is_certain(config)):
@@ -140,7 +129,7 @@ def against_yesterday(drawn: Histories, rng: np.random.Generator, config: Config
     """Student's t test of tonight's blocks against those of the last measured night, two-sided."""
     each = drawn.each
     alarms = np.zeros(drawn.night.shape, dtype=bool)
-    last, n = each[:, 0], each.shape[2]
+    n, last = drawn.model.blocks, np.asarray(each[:, 0])
     for night in range(1, each.shape[1]):
         tonight = each[:, night]
         change = tonight.mean(axis=1) - last.mean(axis=1)
@@ -158,7 +147,8 @@ def energy_split(drawn: Histories, rng: np.random.Generator, config: Config) -> 
 
 
 def _plain(alarms: Bools) -> Outcome:
-    return Outcome(alarms=alarms, again=np.zeros_like(alarms), blocks=0)
+    none = np.zeros(alarms.shape, dtype=np.int64)
+    return Outcome(alarms=alarms, again=none > 0, blocks=none)
 
 
 Rule = Callable[[Histories, np.random.Generator, Config], Outcome]
@@ -173,7 +163,7 @@ RULES: dict[str, Rule] = {
 
 
 def found_within(alarms: Bools, at: Floats, nights: int) -> Bools:
-    """[series]: whether there is an alarm on the first changed night or the `nights` - 1 after it."""
+    """[series]: whether there is an alarm within `nights`, of which the first changed is one."""
     place = np.arange(alarms.shape[1])
     window = (place >= at[:, None]) & (place < at[:, None] + nights)
     return np.asarray((alarms & window).any(axis=1))

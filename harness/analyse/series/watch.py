@@ -26,7 +26,7 @@ from harness.analyse.series.templates import (
 )
 
 FAR = 3.5
-"""A night weighs no more than so many deviations, where a change has lasted for several."""
+"""No night weighs more than so many deviations: what is surer has to last."""
 FEWEST, FEWEST_AGAIN = 7, 3
 """Nights that a level needs: at first, and after a change, when noise and weekdays are known."""
 BADLY = 2.5
@@ -109,7 +109,7 @@ class Watch:
         )
 
     def noise(self: Self, night: int) -> Noise:
-        """Noise, memory and weekdays by the nights before this one; of the first, if too few are."""
+        """Noise, memory and weekdays by the nights before; by the first, if these are too few."""
         night = max(night, min(self.config.learn, self.values.shape[1]))
         low = max(0, night - self.config.reference)
         return noise_of(
@@ -133,9 +133,8 @@ class Watch:
         level = huber(before, noise.sigma)
         level_variance = level_spread(count, noise.rho)
         off = (after - level[:, None]) * self._trust(since, night, noise.sigma)
-        if template.nights > 1:
-            cut = FAR * noise.sigma[:, None]
-            off = np.clip(off, -cut, cut)
+        cut = FAR * noise.sigma[:, None]
+        off = np.clip(off, -cut, cut)
         known = np.isfinite(off)
         weights = np.where(known, template.weights, 0.0)
         total = weights.sum(axis=1)
@@ -144,13 +143,14 @@ class Watch:
         loss = _loss(template, after - level[:, None], off, weights)
         square = (weights**2).sum(axis=1)
         usable = known[:, -1] & (2 * known.sum(axis=1) >= template.nights)
-        usable &= since >= np.maximum(self.floor, self.start)
+        usable &= (since >= self.floor) | (night >= self.floor + self.config.quiet)
+        usable &= since >= self.start
         usable &= count >= np.where(self.start > 0, FEWEST_AGAIN, FEWEST)
         z = (weights * np.where(known, off, 0.0)).sum(axis=1) / np.maximum(error, 1e-300)
         return Contrasts(
             z=np.where(usable, z, np.nan),
             loss=np.where(usable, loss, np.nan),
-            error=error / np.maximum(square, 1e-300),
+            error=error / np.maximum(square, 1e-300) * _median_wider(template),
             level=level,
             level_error=noise.sigma * np.sqrt(level_variance),
             nights=known.sum(axis=1).astype(float),
@@ -186,7 +186,7 @@ class Watch:
         self.start[row] = self.floor[row] = at
 
     def dismiss(self: Self, row: int, night: int) -> None:
-        """Nothing up to this night counts as evidence of a change any more."""
+        """Nothing up to this night counts as evidence for the next `Config.quiet` nights."""
         self.floor[row] = night + 1
 
     def quantile(self: Self, noise: Noise, row: int) -> float:
@@ -222,11 +222,16 @@ def direction_of(loss: float) -> Direction:
 
 
 def _loss(template: Template, raw: Floats, off: Floats, weights: Floats) -> Floats:
-    """[series]: the change on the last night; of longer steps the median night."""
-    if template.kind == "step" and template.nights >= 3:
+    """[series]: the change on the last night: the median of a step, a line through a drift."""
+    if template.kind == "step":
         return median(raw)
     square = np.maximum((weights**2).sum(axis=1), 1e-300)
     return np.asarray((weights * np.where(np.isfinite(off), off, 0.0)).sum(axis=1) / square)
+
+
+def _median_wider(template: Template) -> float:
+    """How much less sure a median is than the mean, of normal values."""
+    return math.sqrt(math.pi / 2) if template.kind == "step" and template.nights >= 3 else 1.0
 
 
 def _pick(every: list[Contrasts], best: Ints) -> Contrasts:
@@ -250,10 +255,10 @@ def _chosen(noises: dict[int, Noise], best: Ints) -> Noise:
 
 def _nothing(series: int) -> Contrasts:
     nan = np.full(series, np.nan)
-    return Contrasts(z=nan, loss=nan, error=nan, level=nan, level_error=nan, nights=np.zeros(series))
+    return Contrasts(
+        z=nan, loss=nan, error=nan, level=nan, level_error=nan, nights=np.zeros(series)
+    )
 
 
 def _row(noise: Noise, row: int) -> Noise:
     return Noise(**{name: getattr(noise, name)[row : row + 1] for name in Noise.__struct_fields__})
-
-
