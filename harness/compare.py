@@ -35,7 +35,7 @@ KEYS = (
 
 
 def compare(operands: Sequence[str], wanted: Wanted, results: Path = Path("results")) -> Across:
-    """The first side against each of the others. Raises `UsageError`.
+    """The first side against each of the others. Raises `UsageError` or `VoidRun`.
 
     `results`: where the runs lie that a selection chooses from.
     """

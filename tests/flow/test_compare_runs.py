@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 REPO = Path(__file__).resolve().parents[2]
 SMALL = ["--variants", "speculative", "--set", "load.num_requests=8"]
 SMALL += ["--set", "load.concurrency=1", "--set", "load.warmup_requests=1"]
@@ -35,6 +37,7 @@ def rows(told: dict[str, Any], metric: str) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.full
 def test_a_drafter_that_is_asked_for_less_yields_less(demo_pair: Path, tmp_path: Path) -> None:
     three = run(tmp_path)
     one = run(tmp_path, "--set", "speculative.k=1")
@@ -47,10 +50,10 @@ def test_a_drafter_that_is_asked_for_less_yields_less(demo_pair: Path, tmp_path:
     assert differences["speculative.k"]["reference"] == "3"
     assert differences["speculative.k"]["candidate"] == "1"
     assert "acceptance" in differences["speculative.k"]["affects"]
-    # Of two runs one after the other nothing else differs, but for what else the machine did.
+    # Two runs one after the other: but for that only what goes on beside the test may differ.
     assert set(differences) <= {
         *("speculative.k", "speculative --k"),
-        "load average at the beginning",
+        *("load average at the beginning", "git commit", "uncommitted changes"),
     }
     (length,) = rows(told, "acceptance_length")
     assert (length["verdict"], length["paired"], length["units"]) == ("worse", True, [3, 3])

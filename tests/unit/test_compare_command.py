@@ -123,6 +123,17 @@ def test_a_void_run_ends_with_four_and_has_no_verdict(call: Call, tmp_path: Path
     assert "0.900x" in out
 
 
+def test_a_void_run_that_measured_nothing_ends_with_four_too(call: Call, tmp_path: Path) -> None:
+    a = write(tmp_path / "a", stored())
+    lost = [msgspec.structs.replace(c, status="failed") for c in cells_of(SPEEDS)]
+    b = write(tmp_path / "b", stored("b", lost, void="too few requests succeeded: 0 of 24"))
+    code, out, err = call(a, b)
+    assert (code, out) == (4, "")
+    assert err == (
+        "harness: a and b cannot be compared: b is void: too few requests succeeded: 0 of 24\n"
+    )
+
+
 def test_of_three_runs_the_first_is_the_reference(call: Call, tmp_path: Path) -> None:
     runs = [
         write(tmp_path / name, stored(name, cells))

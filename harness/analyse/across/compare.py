@@ -12,12 +12,12 @@ import msgspec
 
 from harness.analyse.across.conditions import conditions
 from harness.analyse.across.differences import differences, ordered
-from harness.analyse.across.matching import hindrances, left_out, match
+from harness.analyse.across.matching import hindrances, left_out, loads_of, match
 from harness.analyse.across.metrics import FAMILIES
 from harness.analyse.across.records import Across, Difference, Group, Row, Stored, Versus
 from harness.analyse.across.rows import Measured, Rows, Wanted
 from harness.analyse.statistics import holm, judged
-from harness.errors import UsageError
+from harness.errors import UsageError, VoidRun
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,10 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_groups(groups: Sequence[Group], wanted: Wanted) -> Across:
-    """The first against each of the others. Raises `UsageError` where they cannot be compared."""
+    """The first against each of the others.
+
+    Raises `UsageError` where they cannot be compared, `VoidRun` where a void run measured nothing.
+    """
     reference, *candidates = groups
     ours, *theirs = [_mixed(group) for group in groups]
     found = [_found(reference, candidate, wanted) for candidate in candidates]
@@ -81,12 +84,14 @@ def _found(reference: Group, candidate: Group, wanted: Wanted) -> _Found:
     matched = match(a, b, anyway=wanted.anyway)
     told = [*differences(a, b, matched.engines), *conditions(a, b)]
     why = hindrances(a, b, matched, told)
+    void = _void([*reference.runs, *candidate.runs])
+    if void is not None and not (loads_of(a) and loads_of(b)):
+        raise VoidRun(f"{reference.label} and {candidate.label} cannot be compared: {void}")
     if why and not wanted.anyway:
         raise UsageError(
             f"{reference.label} and {candidate.label} cannot be compared: {'; '.join(why)} "
             "(--anyway compares them all the same)"
         )
-    void = _void([*reference.runs, *candidate.runs])
     rows = Rows(reference, candidate, matched, wanted)
     measured = tuple(rows.all(void))
     if not measured:
