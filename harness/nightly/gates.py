@@ -6,11 +6,15 @@ either has failed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from statistics import fmean
-from typing import TYPE_CHECKING
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Literal
 
+from harness.analyse.series.gate import gate
+from harness.analyse.statistics import t_quantile
+from harness.findings import Interval
 from harness.nightly import accepted as accepting
 from harness.nightly.pins import Pin
 from harness.nightly.records import GateResult, GateStatus
@@ -26,72 +30,67 @@ def gate_results(case: Case, pins: Mapping[str, Pin | None]) -> tuple[list[GateR
     """Every gate against every figure it is of, and the fresh blocks wanted for a breach."""
     found: list[GateResult] = []
     more = 0
-    for gate in case.gates:
-        fits = [s for s in case.current if _is_of(gate, s)]
+    for one in case.gates:
+        fits = [s for s in case.current if _is_of(one, s)]
         if not fits:
-            found.append(_unknown(case, gate))
+            found.append(_unknown(case, one))
         for series in fits:
-            for rule, bound, below in bounds(gate, series, pins.get(series.name), case.night):
-                result = _result(case, series, rule, bound, below)
+            for rule, bound, below in bounds(one, series, pins.get(series.name), case.night):
+                result, asked = _result(case, series, rule, bound, below)
                 found.append(result)
-                if result.status == "unconfirmed" and not series.last.fresh:
-                    more = max(more, case.config.blocks)
+                more = max(more, asked)
     return found, more
 
 
-def _is_of(gate: Gate, series: Series) -> bool:
+def _is_of(wanted: Gate, series: Series) -> bool:
     point = series.point
     return (
-        fnmatchcase(point.metric, gate.metric)
-        and gate.variant in (None, point.variant)
-        and gate.load in (None, point.load)
+        fnmatchcase(point.metric, wanted.metric)
+        and wanted.variant in (None, point.variant)
+        and wanted.load in (None, point.load)
     )
 
 
 def bounds(
-    gate: Gate, series: Series, pin: Pin | None, night: str
+    wanted: Gate, series: Series, pin: Pin | None, night: str
 ) -> list[tuple[str, float | None, bool]]:
     """The gate's rules for a series: in words, the limit, and whether values below it break it.
 
     A limit is None where the baseline that it is relative to is missing.
     """
     found: list[tuple[str, float | None, bool]] = []
-    if gate.min is not None:
-        found.append((f"{gate.metric} >= {gate.min:g}", gate.min, True))
-    if gate.max is not None:
-        found.append((f"{gate.metric} <= {gate.max:g}", gate.max, False))
-    if gate.tolerance is not None:
-        told = f"{gate.metric} within {gate.tolerance:g} of the baseline"
+    if wanted.min is not None:
+        found.append((f"{wanted.metric} >= {wanted.min:g}", wanted.min, True))
+    if wanted.max is not None:
+        found.append((f"{wanted.metric} <= {wanted.max:g}", wanted.max, False))
+    if wanted.tolerance is not None:
+        told = f"{wanted.metric} within {wanted.tolerance:g} of the baseline"
         value = None if pin is None else pin.value
         sides = {"higher": (True,), "lower": (False,), None: (True, False)}[series.better]
         for below in sides:
-            share = -gate.tolerance if below else gate.tolerance
+            share = -wanted.tolerance if below else wanted.tolerance
             found.append((told, None if value is None else value + share * abs(value), below))
     return found
 
 
-def _result(case: Case, series: Series, rule: str, bound: float | None, below: bool) -> GateResult:
+def _result(
+    case: Case, series: Series, rule: str, bound: float | None, below: bool
+) -> tuple[GateResult, int]:
+    """What a rule says of a series tonight, and how many fresh blocks are wanted for it."""
     value = series.last.value
-
-    def breaks(one: float) -> bool:
-        return bound is not None and (one < bound if below else one > bound)
-
     status: GateStatus = "pass"
-    why = ""
+    why, more = "", 0
     if value is None:
         status, why = "unknown", "it was not measured"
     elif bound is None:
         status, why = "no_baseline", "there was no baseline yet"
-    elif breaks(value):
-        status, why = _broken(case, series, breaks)
+    elif value < bound if below else value > bound:
+        status, why, more = _broken(case, series, bound, below)
     side = "below" if below else "above"
-    text = (
-        f"{series.name}: {words.number(value, 4)} {series.point.unit}, {rule}"
-        if status in ("pass", "unknown", "no_baseline")
-        else f"{series.name}: {words.number(value, 4)} {series.point.unit} is {side} "
-        f"{words.number(bound, 4)} ({rule})"
-    )
-    return GateResult(
+    told = f"{series.name}: {words.number(value, 4)} {series.point.unit}"
+    broken = status not in ("pass", "unknown", "no_baseline")
+    text = f"{told} is {side} {words.number(bound, 4)} ({rule})" if broken else f"{told}, {rule}"
+    result = GateResult(
         series=series.name,
         entry=case.entry,
         rule=rule,
@@ -100,29 +99,50 @@ def _result(case: Case, series: Series, rule: str, bound: float | None, below: b
         status=status,
         text=f"{text}; {why}." if why else f"{text}.",
     )
+    return result, more
 
 
-def _broken(case: Case, series: Series, breaks: Callable[[float], bool]) -> tuple[GateStatus, str]:
-    """What a breach is worth: known, failed, refuted by fresh blocks, or not decided."""
+def _broken(case: Case, series: Series, bound: float, below: bool) -> tuple[GateStatus, str, int]:
+    """What a breach is worth: known, failed, refuted by fresh blocks, or not decided yet.
+
+    The fresh blocks' interval decides; where all that may be measured leaves it open, their mean.
+    """
     record = accepting.known_bad(case.accepted, series.name, case.night)
     if record is not None:
-        return "known", f"known: {words.one_line(record.reason, 200)}"
-    fresh = series.last.fresh
+        return "known", f"known: {words.one_line(record.reason, 200)}", 0
+    fresh, config = series.last.fresh, case.config
     if not fresh:
-        return "unconfirmed", "not confirmed on fresh blocks"
-    mean = fmean(fresh)
-    told = f"{words.plural(len(fresh), 'fresh block')} gave {words.number(mean, 4)}"
-    return ("fail", f"{told} too") if breaks(mean) else ("refuted", told)
+        return "unconfirmed", "not confirmed on fresh blocks", config.blocks
+    found = interval_of(fresh, config.confidence)
+    side: Literal["higher", "lower"] = "higher" if below else "lower"
+    said = gate(found, Interval(value=bound), better=side, tolerance=0.0, absolute=True).verdict
+    told = f"{words.plural(len(fresh), 'fresh block')} gave {words.number(found.value, 4)}"
+    if said == "undecided" and len(fresh) < config.looks * config.blocks:
+        return "unconfirmed", f"{told}, which decides nothing yet", config.blocks
+    kept = found.value >= bound if below else found.value <= bound
+    if said == "pass" or (said == "undecided" and kept):
+        return "refuted", told, 0
+    return "fail", f"{told} too", 0
 
 
-def _unknown(case: Case, gate: Gate) -> GateResult:
+def interval_of(values: Sequence[float], confidence: float) -> Interval:
+    """The mean of blocks with Student's t interval; none of a single block."""
+    n = len(values)
+    mean = fmean(values)
+    if n < 2:
+        return Interval(value=mean)
+    half = t_quantile(0.5 + confidence / 2, n - 1) * stdev(values) / math.sqrt(n)
+    return Interval(value=mean, ci_low=mean - half, ci_high=mean + half)
+
+
+def _unknown(case: Case, wanted: Gate) -> GateResult:
     known = sorted({s.metric for s in case.current})
-    near = hint(gate.metric, known) if gate.metric not in known and known else ""
-    where = "/".join((case.entry, "*", gate.variant or "*", gate.load or "*", gate.metric))
+    near = hint(wanted.metric, known) if wanted.metric not in known and known else ""
+    where = "/".join((case.entry, "*", wanted.variant or "*", wanted.load or "*", wanted.metric))
     return GateResult(
         series=where,
         entry=case.entry,
-        rule=gate.metric,
+        rule=wanted.metric,
         value=None,
         bound=None,
         status="unknown",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 LEAST = 0.03
 """A smaller difference to a young baseline is not worth a fresh run."""
+SUSPECT = 0.05
+"""Two-sided p-value of a difference that is worth one."""
 OPEN = ("confirmed", "unconfirmed", "known")
 
 
@@ -88,7 +90,7 @@ def compared(series: Series, pin: Pin, bad: int, config: Config) -> Change | Non
     if error is None or abs(math.expm1(loss)) < max(LEAST, config.least):
         return None
     p_value = t_p_value(loss, error, degrees)
-    if p_value >= config.suspect:
+    if p_value >= SUSPECT:
         return None
     places = places_of(series)
     last = len(places.values) - 1

@@ -136,10 +136,21 @@ def test_a_gate_looks_at_tonight(gate: Gate, status: str) -> None:
 
 def test_a_gate_fails_when_fresh_blocks_break_it_too() -> None:
     gate = Gate(metric=SPEED, min=95)
-    (fails,) = judge(case(DROP, gates=(gate,), fresh=(92.0, 93.0))).gates
-    assert fails.status == "fail" and "2 fresh blocks gave 92.50 too" in fails.text
-    (kept,) = judge(case(DROP, gates=(gate,), fresh=(99.0, 101.0))).gates
+    (fails,) = judge(case(DROP, gates=(gate,), fresh=(92.0, 93.0, 92.4, 92.6))).gates
+    assert fails.status == "fail" and "4 fresh blocks gave 92.50 too" in fails.text
+    (kept,) = judge(case(DROP, gates=(gate,), fresh=(99.0, 101.0, 100.0, 99.5))).gates
     assert kept.status == "refuted"
+    exact = judge(case(DROP, gates=(gate,), fresh=(92.0, 92.0)))
+    assert [g.status for g in exact.gates] == ["fail"]
+
+
+def test_blocks_that_scatter_across_a_limit_ask_for_more_until_their_mean_decides() -> None:
+    gate, quiet = Gate(metric=SPEED, min=95), Suite(name="s", watch=())
+    some = judge(case(DROP, gates=(gate,), fresh=(90.0, 99.0), suite=quiet))
+    assert [g.status for g in some.gates] == ["unconfirmed"] and some.wanted == DEFAULT.blocks
+    many = (90.0, 99.0) * (DEFAULT.looks * DEFAULT.blocks // 2)
+    all_of_them = judge(case(DROP, gates=(gate,), fresh=many, suite=quiet))
+    assert [g.status for g in all_of_them.gates] == ["fail"] and all_of_them.wanted == 0
 
 
 def test_an_unknown_metric_is_told_with_the_nearest() -> None:
