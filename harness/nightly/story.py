@@ -215,7 +215,7 @@ class Work:
             return self._run(step, None)
         if done.run is None:
             done = msgspec.structs.replace(done, run=run)
-        if done.run is not None:
+        if done.run is not None and step.kind != "control":  # that one is of another version
             measuring.label(self.results / done.run, self.loaded.suite.name)
         return done
 

@@ -200,6 +200,8 @@ def test_a_loss_beside_a_good_version_is_cried_with_its_cause(
     state = next(e for e in night.entries if e.name == "a")
     assert len(state.fresh) == len(state.control) >= 1
     assert calls(good) == ["run 1"] * len(state.control)
+    labels = [(tmp_path / "r" / str(a.run) / "labels.json").exists() for a in state.control]
+    assert not any(labels)  # the good version's figures are not the suite's
 
 
 def test_a_passing_loss_is_refuted_and_not_cried(tmp_path: Path, root: Path, go: Any) -> None:
