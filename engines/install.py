@@ -53,7 +53,7 @@ def engine_python(name: str) -> Path:
     folder = environments_root() / ".venvs" / name
     python = folder / "bin" / "python"
     missing = "is not installed" if not python.exists() else None
-    if missing is None and (folder / STAMPS).is_dir() and not _is_ready(name, folder):
+    if missing is None and (folder / STAMPS).is_dir() and not _is_ready(RECIPES.get(name), folder):
         missing = "is only half installed"
     if missing is not None:
         how = (
@@ -76,18 +76,24 @@ def install(name: str, *, root: Path | None = None) -> Path:
         raise EngineUsageError(
             f"no recipe for the engine environment {name!r}: known are {', '.join(RECIPES)}"
         )
-    folder = (root or environments_root()).absolute() / ".venvs" / name
+    return install_recipe(recipe, (root or environments_root()).absolute() / ".venvs" / name)
+
+
+def install_recipe(recipe: Recipe, folder: Path) -> Path:
+    """`install` for a recipe of one's own, such as another version's, in a folder of its own."""
+    name = folder.name
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.parent / f"{name}-install.log"
     with _lock(folder.parent / f"{name}.lock"):
-        if _is_ready(name, folder) and not _broken(folder):
+        if _is_ready(recipe, folder) and not _broken(folder):
             _say(f"{name} is installed already: {folder}")
         elif _adopt(recipe, folder, log):
             _say(f"{name}: found complete and adopted: {folder}")
         else:
             _check_disk(recipe, folder)
             _run_steps(recipe, folder, log)
-        _say(f"{name}: " + ", ".join(f"{k} {v}" for k, v in versions(name, root=root).items()))
+        found = package_versions(folder / "bin" / "python", recipe.report)
+        _say(f"{name}: " + ", ".join(f"{k} {v}" for k, v in found.items()))
     return folder
 
 
@@ -125,7 +131,7 @@ def state(name: str, *, root: Path | None = None) -> str:
     folder = (root or environments_root()).absolute() / ".venvs" / name
     if not (folder / "bin" / "python").exists():
         return "missing"
-    if _is_ready(name, folder):
+    if _is_ready(RECIPES.get(name), folder):
         return "ready"
     return "incomplete" if (folder / STAMPS).is_dir() else "unchecked"
 
@@ -187,8 +193,7 @@ def _stamp(recipe: Recipe, index: int, folder: Path) -> Path:
     return folder / STAMPS / f"{index + 1}-{hashlib.sha256(told).hexdigest()[:16]}"
 
 
-def _is_ready(name: str, folder: Path) -> bool:
-    recipe = RECIPES.get(name)
+def _is_ready(recipe: Recipe | None, folder: Path) -> bool:
     return recipe is not None and _stamp(recipe, len(recipe.steps) - 1, folder).is_file()
 
 

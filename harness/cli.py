@@ -16,6 +16,7 @@ from harness.cli_compare import register as register_compare
 from harness.cli_engines import engines_app
 from harness.cli_exchange import register as register_exchange
 from harness.cli_history import register as register_history
+from harness.cli_nightly import nightly_app
 from harness.ending import (
     DEBUG,
     Command,
@@ -48,6 +49,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(engines_app, name="engines")
+app.add_typer(nightly_app, name="nightly")
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Engines = Annotated[
@@ -347,8 +349,9 @@ def doctor(
 register_compare(app)
 register_history(app)
 register_exchange(app)
-for _command in (*app.registered_commands, *engines_app.registered_commands):
-    _command.cls = Command
+for _group in (app, engines_app, nightly_app):
+    for _command in _group.registered_commands:
+        _command.cls = Command
 
 
 def finish(outcome: Outcome[Any], as_json: bool) -> None:

@@ -18,10 +18,11 @@ REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("harness", "engines", "drafters", "training")
 STORIES = (
     *("run", "prepare", "serving", "attach", "resume", "sweep", "capacity", "calibrate"),
-    *("nightly", "doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
+    *("doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
     *("telemetry", "sampler", "compare"),
+    *("nightly.story", "nightly.changed", "nightly.bisect", "nightly.candidates"),
 )
-COMMANDS = ("cli", "cli_compare", "cli_engines", "cli_exchange", "cli_history")
+COMMANDS = (*("cli", "cli_compare", "cli_engines", "cli_exchange", "cli_history", "cli_nightly"),)
 SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
 
@@ -53,6 +54,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("harness.report", "harness.analyse", "harness.measure.columns"),
         *("harness.measure.metrics", "harness.measure.parquet", "harness.measure.series"),
         *("harness.measure.hardware", "harness.plan.recorded", *SHARED),
+    ),
+    "harness.nightly": (
+        *("harness.nightly", "harness.history", "harness.analyse", "harness.report"),
+        *("harness.measure", "harness.plan", "engines.console", *SHARED),
     ),
     "harness.history": (
         *("harness.history", "harness.analyse", "harness.measure", "harness.plan.points"),

@@ -117,6 +117,12 @@ def _folder(root: Path, place: bytes, seen: set[tuple[int, int]], depth: int) ->
         below = list(_below(root, inside, seen, depth - 1 if ours else min(depth - 1, 1)))
     if sweep or ours or any(f.reason is None for f in below):
         yield from below
-    else:
-        os.listdir(path)  # says why where it may not be read
+    elif not _only_links(path):  # says why where it may not be read
         yield Found(place=place, kind="run", reason=f"no run's: neither {MANIFEST} nor {SUMMARY}")
+
+
+def _only_links(path: bytes) -> bool:
+    """Whether a folder holds links and nothing else, as the one of a suite's baselines does."""
+    with os.scandir(path) as entries:
+        kinds = [entry.is_symlink() for entry in entries]
+    return bool(kinds) and all(kinds)

@@ -1,0 +1,169 @@
+"""Accepted changes: a file that people can read, edit and merge."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nightly_points import night, point, write_suite
+
+from harness.errors import UsageError
+from harness.nightly import folders, measuring
+from harness.nightly.accept import Wish, accept
+from harness.nightly.accepted import (
+    Accepted,
+    add,
+    known_bad,
+    read_accepted,
+    restart_of,
+    to_toml,
+)
+from harness.nightly.folders import NightFolder
+from harness.nightly.records import EntryPoints, Finding
+from harness.nightly.suite import Loaded, read_suite
+
+NAMES = st.from_regex(r"[a-z0-9./*_-]{1,30}", fullmatch=True)
+NIGHTS = st.dates().map(str).filter(lambda t: len(t) == 10)
+CHANGES = st.builds(
+    Accepted,
+    series=NAMES,
+    since=NIGHTS,
+    kind=st.sampled_from(["accepted", "known-bad"]),
+    reason=st.text(min_size=1, max_size=80).filter(lambda t: " ".join(t.split()).isprintable()),
+    until=st.none() | NIGHTS,
+)
+
+
+@given(st.lists(CHANGES, max_size=6))
+def test_what_is_written_is_read_again(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[Accepted]
+) -> None:
+    changes = [msgspec.structs.replace(c, reason=" ".join(c.reason.split())) for c in changes]
+    changes = [c for c in changes if c.reason]
+    path = tmp_path_factory.mktemp("a") / "x.accepted.toml"
+    path.write_text(to_toml(changes), "utf-8")
+    assert sorted(map(repr, read_accepted(path))) == sorted(map(repr, changes))
+
+
+def test_one_change_of_a_night_replaces_the_earlier_word(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    add(path, Accepted(series="b/*", since="2026-09-02", reason="first"))
+    add(path, Accepted(series="a/*", since="2026-09-02", reason="kept"))
+    add(path, Accepted(series="b/*", since="2026-09-02", reason="second"))
+    assert [c.reason for c in read_accepted(path)] == ["kept", "second"]
+    lines = path.read_text().splitlines()
+    assert lines.index('series = "a/*"') < lines.index('series = "b/*"')
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[changes]]\n", "did you mean 'change'?"),
+        ('[[change]]\nseries = "a"\nsince = "2026-09-01"', "'reason' is missing"),
+        ('[[change]]\nseries = "a"\nsince = "soon"\nreason = "x"', "'soon' is no night"),
+        ('[[change]]\nseries = "a"\nsince = "2026-09-01"\nreason = " "', "give a reason"),
+        ('[[change]]\nserie = "a"', "did you mean 'series'?"),
+        (
+            '[[change]]\nseries="a"\nsince="2026-09-01"\nreason="x"\nuntil="2026-13-01"',
+            "is no date",
+        ),
+        ('[[change]]\nseries="a"\nsince="2026-09-01"\nreason="x"\nkind="bad"', "known-bad"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "x.toml").write_text(text)
+    with pytest.raises(UsageError) as error:
+        read_accepted(tmp_path / "x.toml")
+    assert said in str(error.value) and "x.toml" in str(error.value)
+
+
+def test_the_latest_accepted_night_counts_and_known_bad_ends() -> None:
+    changes = (
+        Accepted(series="a/*", since="2026-09-09", reason="one"),
+        Accepted(series="a/x", since="2026-09-10.2", reason="two"),
+        Accepted(series="a/x", since="2026-09-10", reason="three"),
+        Accepted(
+            series="a/y", since="2026-09-10", kind="known-bad", reason="k", until="2026-09-20"
+        ),
+    )
+    found = restart_of(changes, "a/x")
+    assert found is not None and found.reason == "two"
+    assert restart_of(changes, "b/x") is None
+    assert known_bad(changes, "a/y", "2026-09-20") is not None
+    assert known_bad(changes, "a/y", "2026-09-21") is None
+    assert known_bad(changes, "a/y", "2026-09-09") is None
+
+
+SERIES = "chat/vllm/speculative/c8/output_tokens_per_s"
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Loaded:
+    """A suite with one night that told a loss."""
+    path = write_suite(
+        tmp_path, f'name = "s"\nresults = "{tmp_path}/r"\n[[entries]]\nname = "chat"'
+    )
+    folder = NightFolder(folders.suite_folder(tmp_path / "r", "s") / "2026-09-02")
+    told = Finding(
+        series=SERIES, entry="chat", source="series", kind="step", direction="worse",
+        status="confirmed", before=100.0, after=90.0, ratio=0.9, found="2026-09-02",
+        first_bad="2026-09-02",
+    )  # fmt: skip
+    folder.write(night(1, findings=(told,)))
+    folder.write_points(
+        EntryPoints(
+            entry="chat", digest="d", night="2026-09-02", run="run-2", points=(point(90.0),)
+        )
+    )
+    (tmp_path / "r" / "run-2").mkdir()
+    return read_suite(path)
+
+
+def test_accepting_records_the_night_that_told_it(measured: Loaded) -> None:
+    told = accept(measured, Wish(series="chat", reason="new kernel, slower on purpose"))
+    (change,) = read_accepted(measured.accepted)
+    assert (change.series, change.since, change.kind) == ("chat/*", "2026-09-02", "accepted")
+    assert "accepted since the night of 2026-09-02" in told[0]
+    table = tomllib.loads(measured.accepted.read_text())
+    assert set(table["change"][0]) == {"series", "since", "kind", "reason"}
+
+
+def test_pinning_replaces_the_baseline_and_keeps_its_run(measured: Loaded) -> None:
+    accept(measured, Wish(series=SERIES, reason="better", pin=True))
+    results = measured.results.resolve()
+    pinned = folders.read_baseline(results, "s", "chat")
+    assert pinned is not None and pinned.run == "run-2" and pinned.reason == "better"
+    labels = (results / "run-2" / measuring.LABELS).read_text()
+    assert "baseline of s, chat" in labels
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        (Wish(series=SERIES, reason=" "), "--reason"),
+        (Wish(series="chat/vllm/x", reason="r"), "no such series"),
+        (Wish(series=SERIES, reason="r", since="2026-08-01"), "no such night"),
+        (Wish(series=SERIES, reason="r", until="2026-12-01"), "--known-bad"),
+        (Wish(series=SERIES, reason="r", known_bad=True, until="tomorrow"), "is no date"),
+        (Wish(series=SERIES, reason="r", known_bad=True, pin=True), "--pin"),
+    ],
+)
+def test_a_wrong_wish_changes_nothing(measured: Loaded, wish: Wish, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        accept(measured, wish)
+    assert not measured.accepted.exists()
+
+
+def test_a_baseline_is_a_link_that_the_history_passes_over(measured: Loaded) -> None:
+    from harness.history.folders import find
+
+    results = measured.results.resolve()
+    (results / "run-2" / "manifest.json").write_text("{}")
+    accept(measured, Wish(series=SERIES, reason="good", pin=True))
+    link = results / "baselines" / "s" / "chat"
+    assert link.resolve() == results / "run-2"
+    assert [(f.shown, f.reason) for f in find(results)] == [("run-2", None)]

@@ -1,0 +1,147 @@
+"""The suite file is read strictly: every mistake is one line with the nearest known key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nightly_points import write_suite
+
+from harness.errors import HarnessError, UsageError
+from harness.nightly.suite import (
+    Suite,
+    arguments_of,
+    check_plans,
+    digest_of,
+    read_suite,
+)
+
+WHOLE = """
+name = "kimi"
+results = "out"
+time_budget_min = 240
+confirm_blocks = 6
+watch = ["output_tokens_per_s"]
+
+[webhook]
+url_env = "NIGHTLY_URL"
+secret_env = "NIGHTLY_SECRET"
+format = "slack"
+
+[control]
+env = {SPEC_HARNESS_PYTHON_VLLM = "/opt/good/bin/python"}
+
+[[gates]]
+metric = "acceptance_length"
+min = 2.0
+
+[[entries]]
+name = "chat"
+profile = "demo"
+workload = "builtin"
+set = ["load.concurrency=8"]
+variants = ["speculative"]
+priority = 2
+minutes = 15
+
+[[entries.gates]]
+metric = "startup_s"
+max = 300
+"""
+
+
+def test_a_whole_suite_is_read(tmp_path: Path) -> None:
+    loaded = read_suite(write_suite(tmp_path, WHOLE))
+    (entry,) = loaded.suite.entries
+    assert loaded.suite.webhook is not None and loaded.suite.webhook.format == "slack"
+    assert [g.metric for g in loaded.gates(entry)] == ["acceptance_length", "startup_s"]
+    assert loaded.accepted == tmp_path / "suite.accepted.toml"
+    assert arguments_of(loaded, entry) == (
+        *("--profile", "demo", "--set", "workload.dataset=builtin"),
+        *("--set", "load.concurrency=8", "--variants", "speculative"),
+    )
+    check_plans(loaded)
+
+
+def test_the_name_of_a_suite_is_its_files(tmp_path: Path) -> None:
+    loaded = read_suite(write_suite(tmp_path, '[[entries]]\nname = "a"'))
+    assert loaded.suite.name == "suite"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('time_budget = 5\n[[entries]]\nname = "a"', "did you mean 'time_budget_min'?"),
+        ('[[entry]]\nname = "a"', "did you mean 'entries'?"),
+        ('[[entries]]\nname = "a"\nprofil = "demo"', "entries]] 'a': unknown key 'profil'"),
+        ('[[entries]]\nprofile = "demo"', "[[entries]] 1: 'name' is missing"),
+        ('[[entries]]\nname = "A b"', "lower-case letters"),
+        ('[[entries]]\nname = "a"\n[[entries]]\nname = "a"', "two entries are called 'a'"),
+        ('name = "x"', "no [[entries]]"),
+        ('[[entries]]\nname = "a"\n[[gates]]\nmetric = "x"', "gates]] 1 (x): it asks for nothing"),
+        ('[[entries]]\nname = "a"\n[[gates]]\nmetrik = "x"', "did you mean 'metric'?"),
+        ('[[entries]]\nname = "a"\n[[gates]]\nmetric = "x"\nmin = 3\nmax = 2', "min 3 is above"),
+        ('[[entries]]\nname = "a"\n[webhook]\nurl = "http://x"', "unknown key 'url'"),
+        ('[[entries]]\nname = "a"\n[webhook]\nurl_env = "https://x/y"', "not its value"),
+        ('[[entries]]\nname = "a"\nminutes = "long"', "'minutes': a number is wanted"),
+        ('[[entries]]\nname = "a"\nvariants = ["spec"]', "did you mean 'speculative'?"),
+        ('entries = 3', "write each as a table of its own, [[entries]]"),
+        ('confirm_blocks = 0\n[[entries]]\nname = "a"', "'confirm_blocks'"),
+        ("name = ", "not valid TOML"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_that_names_it(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_suite(write_suite(tmp_path, text))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "suite.toml" in str(error.value)
+
+
+def test_a_wrong_plan_is_told_before_anything_runs(tmp_path: Path) -> None:
+    text = '[[entries]]\nname = "a"\nset = ["load.concurency=8"]'
+    with pytest.raises(UsageError, match=r"entry 'a'.*load\.concurrency"):
+        check_plans(read_suite(write_suite(tmp_path, text)))
+    text = '[[entries]]\nname = "a"\nprofile = "dmo"'
+    with pytest.raises(UsageError, match="did you mean 'demo'"):
+        check_plans(read_suite(write_suite(tmp_path, text)))
+
+
+def test_files_are_seen_from_the_suites_folder(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("[load]\nconcurrency = [2]\n")
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "hello"}\n')
+    text = '[[entries]]\nname = "a"\nprofile = "own.toml"\nworkload = "mine.jsonl"'
+    loaded = read_suite(write_suite(tmp_path, text))
+    told = arguments_of(loaded, loaded.suite.entries[0])
+    assert str(tmp_path / "own.toml") in told
+    assert f"workload.dataset={tmp_path / 'mine.jsonl'}" in told
+
+
+def test_what_is_measured_has_a_digest_of_its_own(tmp_path: Path) -> None:
+    def digest(text: str) -> str:
+        loaded = read_suite(write_suite(tmp_path, text))
+        return digest_of(loaded, loaded.suite.entries[0])
+
+    plain = digest('[[entries]]\nname = "a"')
+    assert digest('[[entries]]\nname = "a"\npriority = 3\nminutes = 4') == plain
+    assert digest('[[entries]]\nname = "a"\nset = ["seed=1"]') != plain
+    own = '[[entries]]\nname = "a"\nprofile = "own.toml"'
+    (tmp_path / "own.toml").write_text("seed = 1\n")
+    first = digest(own)
+    (tmp_path / "own.toml").write_text("seed = 2\n")
+    assert digest(own) != first
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_reading(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    folder = tmp_path_factory.mktemp("suite")
+    try:
+        path = write_suite(folder, text)
+    except UnicodeEncodeError:
+        return
+    try:
+        assert isinstance(read_suite(path).suite, Suite)
+    except HarnessError as error:
+        assert "\n" not in str(error)
