@@ -79,7 +79,7 @@ def plan_of(root: Path, wish: Wish) -> Plan:
             disk.add(path)
     staying = [Staying(place=place, why=f"not recognised: {why}") for place, why in others]
     free: list[Unit] = []
-    newest = {unit.place for unit in units[len(units) - wish.keep :]} if wish.keep else set()
+    newest = {unit.place for unit in units[max(0, len(units) - wish.keep) :]}
     for unit in units:
         why = _why_it_stays(root, unit, named, newest)
         if why is None:

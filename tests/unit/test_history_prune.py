@@ -73,6 +73,17 @@ def test_the_newest_stay_whatever_their_size(tmp_path: Path) -> None:
     assert plan.bytes_after > 3 * MB
 
 
+@pytest.mark.parametrize(("runs", "keep"), [(3, 3), (3, 4), (3, 5), (3, 6), (3, 10), (0, 10)])
+def test_where_no_more_runs_are_than_are_kept_none_goes(
+    tmp_path: Path, runs: int, keep: int
+) -> None:
+    for day in range(runs):
+        run(tmp_path, f"day-{day}", day)
+    plan = plan_of(tmp_path, Wish(older_than="2030-01-01", max_bytes=0, keep=keep))
+    assert not plan.going
+    assert stays(plan) == {f"day-{day}": NEWEST for day in range(runs)}
+
+
 def test_baselines_and_what_they_name_stay(tmp_path: Path) -> None:
     for name in ("by-id", "by-place", "by-night", "free"):
         run(tmp_path, name)
