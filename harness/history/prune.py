@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -69,7 +70,7 @@ def plan_of(root: Path, wish: Wish) -> Plan:
         raise UsageError("prune: say what may go, with --older-than 30d or --max-size 20GB")
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder of results; give another with --results")
-    named = set(_named_by_baselines(root))
+    named = _named_by_baselines(root)
     units, others = units_of(root)
     disk = Disk()
     held = {unit.place: disk.add(root / unit.place) for unit in units}
@@ -127,37 +128,56 @@ def _why_it_stays(root: Path, unit: Unit, named: set[str], newest: set[str]) -> 
         return "being measured"
 
 
-def _named_by_baselines(root: Path) -> Iterator[str]:
-    """Every run that a pinned baseline names, by id or by place."""
-    places = [root / "baselines", root / "nightly"]
-    files = [
-        *(path for path in places[0].rglob("*.json")),
-        *(path for path in places[1].rglob("baseline*.json")),
-    ]
-    for path in sorted(files):
-        try:
-            told = msgspec.json.decode(read_bytes(path))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UsageError):
-            raise UsageError(
-                f"{path}: cannot be read, so that it is not known which run it keeps; mend it or "
-                "remove it first"
-            ) from None
-        yield from _names(told)
+def _named_by_baselines(root: Path) -> set[str]:
+    """Every run that a pinned baseline names, by id or by place. Raises `UsageError`."""
+    found: set[str] = set()
+    for folder, pattern in ((root / "baselines", "*.json"), (root / "nightly", "baseline*.json")):
+        for path in _files_below(folder, pattern):
+            try:
+                found.update(_names(msgspec.json.decode(read_bytes(path))))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UsageError):
+                raise _unknown(path) from None
+    return found
+
+
+def _unknown(path: Path) -> UsageError:
+    return UsageError(
+        f"{path}: cannot be read, so that it is not known which run it keeps; mend it or remove "
+        "it first"
+    )
+
+
+def _files_below(top: Path, pattern: str) -> Iterator[Path]:
+    """The files of that name, through links too: a link to a run names it as a copy would."""
+
+    def refuse(error: OSError) -> None:
+        raise _unknown(Path(os.fsdecode(error.filename)))
+
+    seen: set[tuple[int, int]] = set()
+    if not os.path.lexists(top):
+        return
+    for place, folders, files in os.walk(top, onerror=refuse, followlinks=True):
+        told = os.stat(place)
+        if (told.st_dev, told.st_ino) in seen:
+            folders.clear()  # a link back
+            continue
+        seen.add((told.st_dev, told.st_ino))
+        yield from (Path(place) / name for name in sorted(files) if fnmatch(name, pattern))
 
 
 def _names(told: Any) -> Iterator[str]:
     """The texts under the naming keys, however deep."""
-    if isinstance(told, list):
-        for one in told:
-            yield from _names(one)
-    elif isinstance(told, dict):
-        for key, value in told.items():
-            if key in NAMING:
-                texts = value if isinstance(value, list) else [value]
-                for text in texts:
+    waiting = [told]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        elif isinstance(one, dict):
+            waiting += one.values()
+            for value in (one[key] for key in NAMING if key in one):
+                for text in value if isinstance(value, list) else [value]:
                     if isinstance(text, str):
                         yield from (text.rstrip("/"), PurePath(text).name)
-            yield from _names(value)
 
 
 def carry_out(root: Path, going: Iterable[Going], told: Callable[[Going], None]) -> list[Staying]:

@@ -103,6 +103,46 @@ def test_baselines_and_what_they_name_stay(tmp_path: Path) -> None:
         plan_of(tmp_path, EVERYTHING)
 
 
+def test_a_baseline_may_be_a_link_to_its_run(tmp_path: Path) -> None:
+    for name in ("linked", "free"):
+        run(tmp_path, name)
+    (tmp_path / "baselines").mkdir()
+    (tmp_path / "baselines" / "prod").symlink_to("../linked")
+    (tmp_path / "baselines" / "all").symlink_to(".")
+    plan = plan_of(tmp_path, EVERYTHING)
+    assert goes(plan) == ["free"]
+    assert stays(plan) == {"linked": "a baseline"}
+
+
+@pytest.mark.parametrize("depth", [900, 990, 100_000])
+def test_a_baseline_of_any_depth_is_read_or_told(tmp_path: Path, depth: int) -> None:
+    run(tmp_path, "kept")
+    (tmp_path / "baselines").mkdir()
+    deep = "[" * depth + '{"run": "kept"}' + "]" * depth
+    (tmp_path / "baselines" / "deep.json").write_text(deep)
+    try:
+        assert stays(plan_of(tmp_path, EVERYTHING)) == {"kept": "a baseline"}
+    except UsageError as error:
+        assert "deep.json: cannot be read, so that it is not known" in str(error)
+
+
+def test_a_folder_of_baselines_that_cannot_be_listed_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, "perhaps-kept")
+    (tmp_path / "baselines" / "closed").mkdir(parents=True)
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UsageError, match="closed: cannot be read, so that it is not known"):
+        plan_of(tmp_path, EVERYTHING)
+
+
 def test_a_pinned_run_and_one_being_measured_stay(tmp_path: Path) -> None:
     pinned, measured, broken = (run(tmp_path, name) for name in ("pinned", "measured", "broken"))
     (pinned / "labels.json").write_bytes(msgspec.json.encode(Labels(pinned="before the upgrade")))
