@@ -6,6 +6,7 @@ measured, and every folder that is not recognised as a run's.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ import msgspec
 from harness.errors import UsageError
 from harness.history.reading import read_bytes
 from harness.history.sizes import Disk, Held
-from harness.history.units import Unit, units_of
+from harness.history.units import Unit, unit_of, units_of
 from harness.measure.store import RunFolder
 from harness.records import Record
 
@@ -26,6 +27,9 @@ REMOVED = ".pruned-"
 """Before a folder's name while it is removed: no half of a run is ever taken for one."""
 NOT_ASKED = "not asked for"
 NEWEST = "one of the newest"
+BASELINE = "a baseline"
+BUSY = "being measured"
+CHANGED = "has changed since"
 NAMING = ("run", "run_id", "runs", "folder")
 """Keys under which a baseline's file names what it stands for."""
 
@@ -118,14 +122,23 @@ def _why_it_stays(root: Path, unit: Unit, named: set[str], newest: set[str]) -> 
     if unit.pinned is not None:
         return f"pinned: {unit.pinned}"
     if named.intersection(unit.runs):
-        return "a baseline"
+        return BASELINE
     if unit.place in newest:
         return NEWEST
     try:
-        with RunFolder(root / unit.place).claimed():
+        with _claimed(root / unit.place):
             return None
     except UsageError:
-        return "being measured"
+        return BUSY
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Hold a unit; of a sweep each run too, which `resume` may go on with alone."""
+    with contextlib.ExitStack() as held:
+        for one in (folder, *sorted((folder / "runs").glob("*"))):
+            held.enter_context(RunFolder(one).claimed())
+        yield
 
 
 def _named_by_baselines(root: Path) -> set[str]:
@@ -181,13 +194,14 @@ def _names(told: Any) -> Iterator[str]:
 
 
 def carry_out(root: Path, going: Iterable[Going], told: Callable[[Going], None]) -> list[Staying]:
-    """Remove the folders, each looked at once more first. Those that had to stay, and why."""
+    """Remove the folders, each looked at once more first. Those that had to stay, and why.
+
+    Raises `UsageError` where a baseline's file cannot be read.
+    """
+    named = _named_by_baselines(root)
     left = [Staying(place=path.name, why=why) for path, why in _finish_earlier(root)]
-    now = {unit.place: unit for unit in units_of(root)[0]}
     for one in going:
-        unit = now.get(one.place)
-        same = unit is not None and unit.created == one.created and unit.pinned is None
-        why = _removed(root, one.place) if same else "has changed since"
+        why = _changed(root, one, named) or _removed(root, one.place)
         if why is None:
             told(one)
         else:
@@ -195,24 +209,39 @@ def carry_out(root: Path, going: Iterable[Going], told: Callable[[Going], None])
     return left
 
 
+def _changed(root: Path, one: Going, named: set[str]) -> str | None:
+    """Why a folder stays after all. A long list takes its time: what was seen then is old."""
+    try:
+        unit = unit_of(root, one.place)
+    except (UsageError, OSError):
+        return CHANGED
+    if named.intersection(unit.runs):
+        return BASELINE
+    return CHANGED if unit.created != one.created or unit.pinned is not None else None
+
+
 def _removed(root: Path, place: str) -> str | None:
     """Remove a folder; why it could not be, None where it is gone."""
     away = root / f"{REMOVED}{place}"
     try:
-        with RunFolder(root / place).claimed():
+        with _claimed(root / place):
             os.rename(root / place, away)
     except UsageError:
-        return "being measured"
+        return BUSY
     except OSError as error:
         return (error.strerror or "cannot be renamed").lower()
     return _gone(away)
 
 
 def _gone(away: Path) -> str | None:
-    try:
-        shutil.rmtree(away)
-    except OSError as error:
-        return f"{(error.strerror or 'failed').lower()}; what is left of it is {away.name}"
+    """Remove it; why that could not be. Another `prune` may be removing the same."""
+    while os.path.lexists(away):
+        try:
+            shutil.rmtree(away)
+        except FileNotFoundError:
+            continue  # the other one was quicker
+        except OSError as error:
+            return f"{(error.strerror or 'failed').lower()}; what is left of it is {away.name}"
     return None
 
 

@@ -55,7 +55,7 @@ def units_of(root: Path) -> tuple[list[Unit], list[tuple[str, str]]]:
         if name.startswith(".") or name in holders:
             continue
         try:
-            units.append(_unit(root, name))
+            units.append(unit_of(root, name))
         except UsageError as error:
             others.append((one_line(name.encode("utf-8", "replace").decode(), 120), str(error)))
         except OSError as error:
@@ -63,8 +63,11 @@ def units_of(root: Path) -> tuple[list[Unit], list[tuple[str, str]]]:
     return sorted(units, key=lambda u: (u.created, u.place)), others
 
 
-def _unit(root: Path, name: str) -> Unit:
+def unit_of(root: Path, name: str) -> Unit:
+    """One folder below `root` as a unit. Raises `UsageError` where it is none, or `OSError`."""
     folder = root / name
+    if folder.is_symlink():
+        raise UsageError("a link")
     if not os.path.lexists(folder / SWEEP):
         return _run(folder, name)
     _only(folder, OF_A_SWEEP)

@@ -293,6 +293,50 @@ def test_what_changed_since_it_was_said_stays(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["another", "measured", "pinned"]
 
 
+def test_what_was_pinned_while_others_were_removed_stays(tmp_path: Path) -> None:
+    for day, name in enumerate(("first", "pinned", "linked", "last")):
+        run(tmp_path, name, day)
+    plan = plan_of(tmp_path, EVERYTHING)
+
+    def meanwhile(one: prune.Going) -> None:
+        if one.place == "first":
+            (tmp_path / "pinned" / "labels.json").write_text('{"pinned": "wait"}')
+            (tmp_path / "linked").rename(tmp_path / "moved")
+            (tmp_path / "linked").symlink_to("moved")
+
+    left = carry_out(tmp_path, plan.going, meanwhile)
+    assert {one.place: one.why for one in left} == {
+        "pinned": prune.CHANGED, "linked": prune.CHANGED,
+    }  # fmt: skip
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["linked", "moved", "pinned"]
+
+
+def test_what_became_a_baseline_since_stays(tmp_path: Path) -> None:
+    run(tmp_path, "chosen")
+    plan = plan_of(tmp_path, EVERYTHING)
+    (tmp_path / "baselines").mkdir()
+    (tmp_path / "baselines" / "b.json").write_text('{"run": "chosen"}')
+    left = carry_out(tmp_path, plan.going, print)
+    assert [(one.place, one.why) for one in left] == [("chosen", "a baseline")]
+
+
+def test_two_removals_at_once_both_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, "a")
+    plan = plan_of(tmp_path, EVERYTHING)
+    real = shutil.rmtree
+
+    def overtaken(path: Path) -> None:
+        real(path / "cells")  # another prune has come so far already
+        monkeypatch.setattr(prune.shutil, "rmtree", real)
+        raise FileNotFoundError(2, "No such file or directory", str(path / "cells"))
+
+    monkeypatch.setattr(prune.shutil, "rmtree", overtaken)
+    assert carry_out(tmp_path, plan.going, lambda one: None) == []
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_interrupted_removal_leaves_no_half_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +390,15 @@ def test_removing_takes_the_claim_that_measuring_takes(tmp_path: Path) -> None:
     finally:
         os.close(handle)
     assert goes(plan_of(tmp_path, EVERYTHING)) == ["a"]
+
+
+def test_a_sweep_stays_while_one_of_its_runs_is_measured(tmp_path: Path) -> None:
+    folder = sweep(tmp_path, "sweep-a", size=10)
+    plan = plan_of(tmp_path, EVERYTHING)
+    with RunFolder(folder / "runs" / "k2").claimed():
+        assert stays(plan_of(tmp_path, EVERYTHING)) == {"sweep-a": prune.BUSY}
+        assert [one.why for one in carry_out(tmp_path, plan.going, print)] == [prune.BUSY]
+    assert (folder / "runs" / "k2" / "summary.json").exists()
 
 
 def test_nothing_asked_for_is_told(tmp_path: Path) -> None:
