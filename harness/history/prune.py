@@ -12,11 +12,12 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from harness.errors import UsageError
+from harness.errors import UsageError, one_line, printable
+from harness.history.folders import shown
 from harness.history.reading import read_bytes
 from harness.history.sizes import Disk, Held
 from harness.history.units import Unit, unit_of, units_of
@@ -59,6 +60,9 @@ class Staying(Record, frozen=True, kw_only=True):
     why: str
 
 
+G = TypeVar("G", Going, Staying)
+
+
 class Plan(Record, frozen=True, kw_only=True):
     """What would be done. `bytes_before`, `bytes_after`: of all that lies below the root."""
 
@@ -66,6 +70,19 @@ class Plan(Record, frozen=True, kw_only=True):
     staying: tuple[Staying, ...]
     bytes_before: int
     bytes_after: int
+
+    def told(self) -> Plan:
+        """The same for readers: places as text, and each on one line."""
+        return msgspec.structs.replace(
+            self,
+            going=tuple(_told(one) for one in self.going),
+            staying=tuple(_told(one) for one in self.staying),
+        )
+
+
+def _told(one: G) -> G:
+    place, why = printable(shown(one.place)), one_line(one.why)
+    return msgspec.structs.replace(one, place=place, why=why)
 
 
 def plan_of(root: Path, wish: Wish) -> Plan:

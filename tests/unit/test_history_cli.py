@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -109,6 +110,7 @@ def test_json_and_csv_hold_the_same(harness: Harness, tmp_path: Path) -> None:
         (("prune",), "prune: say what may go, with --older-than 30d or --max-size 20GB"),
         (("prune", "--max-size", "much"), "--max-size much: give a size such as"),
         (("prune", "--older-than", "old"), "--older-than old: give a date such as"),
+        (("prune", "--older-than", "", "--max-size", "1GB"), "--older-than : give a date such as"),
         (("prune", "--older-than", "1d", "--yes", "--dry-run"), "--yes --dry-run: give one"),
     ],
 )
@@ -155,6 +157,23 @@ def test_prune_says_what_would_go_and_then_does_it(harness: Harness, tmp_path: P
     assert err.count("harness: removed 20260101-0") == 3
     assert len(list(tmp_path.iterdir())) == 3
     assert len(json.loads(harness("history", "--json")[1])["runs"]) == 2
+
+
+def test_prune_tells_names_and_reasons_of_any_bytes(harness: Harness, tmp_path: Path) -> None:
+    name = os.fsdecode(b"run-\xff\x1b[2J")
+    write_one(tmp_path, "odd", place=name)
+    pinned = write_one(tmp_path, "pinned") / "labels.json"
+    pinned.write_text(json.dumps({"pinned": "a\nb\x1b]0;title\x07"}))
+    (tmp_path / os.fsdecode(b"photos-\xfe")).mkdir()
+    asked = ("prune", "--older-than", "2030-01-01", "--keep", "0")
+    out = harness(*asked)[1]
+    assert not [c for c in out if c != "\n" and not c.isprintable()]
+    assert "stays: pinned (pinned: a b ]0;title)\n" in out
+    told = json.loads(harness(*asked, "--json")[1])
+    assert told["going"][0]["place"] == "run-\\xff [2J"
+    assert {one["place"] for one in told["staying"]} == {"pinned", "photos-\\xfe"}
+    assert harness(*asked, "--yes")[::2] == (0, "harness: removed run-\\xff [2J\n")
+    assert not (tmp_path / name).exists()
 
 
 def test_prune_says_where_a_size_is_not_reached(harness: Harness, tmp_path: Path) -> None:
