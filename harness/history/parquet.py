@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +44,13 @@ def table_of(points: Sequence[Point]) -> pa.Table:
     import pyarrow as pa
 
     columns = {name: [getattr(p, name) for p in points] for name in Point.__struct_fields__}
+    columns["n"] = [None if n is None else storable(n) for n in columns["n"]]
     return pa.table(columns, schema=schema())
+
+
+def storable(n: int) -> int:
+    """A count as 8 bytes hold it: what is beyond is a damaged file's."""
+    return min(max(n, 0), 2**62)
 
 
 def write_points(path: Path, points: Sequence[Point]) -> None:
@@ -70,10 +77,13 @@ def is_current(path: Path, *made_of: Path) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        written = path.stat().st_mtime_ns
-        if any(p.exists() and p.stat().st_mtime_ns > written for p in made_of):
+        own = path.lstat()  # a pipe would never end
+        written = own.st_mtime_ns
+        if not stat.S_ISREG(own.st_mode) or any(
+            p.exists() and p.stat().st_mtime_ns > written for p in made_of
+        ):
             return False
         told = pq.read_schema(path)
-    except (OSError, pa.ArrowInvalid):
+    except (OSError, pa.ArrowException):
         return False
     return bool(told.equals(schema(), check_metadata=True))
