@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -154,7 +155,8 @@ def _read(root: Path, table: Table, new: Sequence[Found], told: Told | None) -> 
     try:
         for number, found in enumerate(new, 1):
             reason, points = _points(root, found)
-            known.append(known_of(found, reason, builder.add(points)))
+            if reason is None or os.path.lexists(found.path(root)):  # not gone since it was found
+                known.append(known_of(found, reason, builder.add(points)))
             if told is not None:
                 told(number, len(new))
     except BaseException:

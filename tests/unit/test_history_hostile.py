@@ -19,8 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
+from harness.history import store
 from harness.history.index import FILE, FOLDER, MAGIC, load
-from harness.history.reading import MOST_BYTES, read_points
+from harness.history.reading import MOST_BYTES, Kind, read_points
+from harness.history.records import Point
 from harness.history.store import open_history
 
 KEPT = Path(__file__).resolve().parents[1] / "data" / "runs"
@@ -355,3 +357,22 @@ def test_an_index_that_contradicts_itself_is_made_anew(tmp_path: Path, change: s
     sizes = len(head).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
     path.write_bytes(MAGIC + sizes + body)
     assert open_history(tmp_path).query() == right
+
+
+def test_a_run_that_goes_while_it_is_read_is_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("going", "staying"):
+        write_one(tmp_path, name)
+    real = store.read_points
+
+    def overtaken(folder: Path, kind: Kind) -> list[Point]:
+        if folder.name == "going":
+            shutil.rmtree(folder)
+        return real(folder, kind)
+
+    monkeypatch.setattr(store, "read_points", overtaken)
+    found = open_history(tmp_path)
+    assert not found.problems
+    assert {p.run_id for p in found.query()} == {"staying"}
+    assert not (tmp_path / "going").exists()
