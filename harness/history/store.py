@@ -173,6 +173,8 @@ def _points(root: Path, found: Found) -> tuple[str | None, list[Point]]:
         points = read_points(found.path(root), found.kind)
     except UsageError as error:
         return str(error), []
+    if not points:
+        return "no figures: no cell of it was measured", []
     if found.kind == "run":
         _keep_parquet(found.path(root), points)
     return None, [msgspec.structs.replace(p, folder=found.shown) for p in points]

@@ -6,11 +6,14 @@ import csv
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from history_runs import BEGUN, plan, told, write_many, write_one
 
@@ -58,6 +61,25 @@ def test_the_list_of_runs(harness: Harness, tmp_path: Path) -> None:
     assert lines[-1] == "2 of 4 runs; --limit shows more"
     assert max(map(len, lines)) <= 100
     assert err == "harness: skipped foreign: no run's: neither manifest.json nor summary.json\n"
+
+
+def test_a_run_without_a_speed_is_listed_too(harness: Harness, tmp_path: Path) -> None:
+    write_one(tmp_path, "good")
+    started = told("bad")
+    cells = tuple(
+        msgspec.structs.replace(c, status="failed", metrics=None, acceptance=None)
+        for c in started.cells
+    )
+    nothing: dict[str, Any] = {"estimates": (), "comparisons": (), "speed": ()}
+    bad = msgspec.structs.replace(started, cells=cells, **nothing)
+    write_one(tmp_path, "bad", of=bad)
+    empty = msgspec.structs.replace(bad, run_id="empty", cells=(), integrity=(), parity=())
+    write_one(tmp_path, "empty", of=empty)
+    code, out, err = harness("history")
+    assert code == 0
+    assert re.search(rf"2026-01-01 bad +reference all +{DASH} +{DASH} +{DASH}", out)
+    assert "--limit" not in out
+    assert err == "harness: skipped empty: no figures: no cell of it was measured\n"
 
 
 def test_a_metric_is_followed(harness: Harness, tmp_path: Path) -> None:
