@@ -14,9 +14,9 @@ import msgspec
 
 from harness.errors import UsageError, one_line
 from harness.findings import Summary
-from harness.history.migrate import read_stored
 from harness.history.points import points_of, utc_text
 from harness.history.records import Labels, Point
+from harness.measure.migrate import read_stored
 from harness.measure.store import MANIFEST, SUMMARY
 from harness.records import Manifest
 

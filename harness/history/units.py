@@ -14,9 +14,9 @@ import msgspec
 
 from harness.errors import UsageError, one_line
 from harness.history.folders import HOLDERS, NO_RUNS, shown
-from harness.history.migrate import read_stored
 from harness.history.points import utc_text
 from harness.history.reading import SWEEP, read_bytes, read_labels
+from harness.measure.migrate import read_stored
 from harness.measure.store import MANIFEST
 from harness.records import SCHEMA_VERSION, Manifest, Record
 
