@@ -22,7 +22,6 @@ from harness.findings import (
     Summary,
     VariantEstimate,
 )
-from harness.history.figures import CONFIDENCE as CONFIDENCE
 from harness.history.figures import (
     LATENCIES,
     Figure,

@@ -24,10 +24,9 @@ T = TypeVar("T")
 LABELS = "labels.json"
 IMPORT = "import.json"
 SWEEP = "sweep.json"
-POINTS = "points.parquet"
 MOST_BYTES = 256 * 1024 * 1024
 """No summary is larger; what is would only fill the memory."""
-Kind = Literal["run", "import", "sweep"]
+Kind = Literal["run", "import"]
 Stamp = tuple[int, int, int, int]
 """Times of the last write and of the last change of any kind, in ns, size, inode."""
 Stamps = tuple[Stamp | None, ...]
