@@ -7,14 +7,13 @@ or older.
 from __future__ import annotations
 
 import functools
-import os
 import stat
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.history.records import Point
+from harness.measure.store import put_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,15 +59,7 @@ def write_points(path: Path, points: Sequence[Point]) -> None:
 
     sink = pa.BufferOutputStream()  # a third of the time that a file by its name takes
     pq.write_table(table_of(points), sink, compression="snappy")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".partial")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(sink.getvalue())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    put_whole(path, sink.getvalue().to_pybytes(), sync=False)
 
 
 def is_current(path: Path, *made_of: Path) -> bool:

@@ -33,14 +33,20 @@ ENGINE_LOG = "engine.log"
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write `path` whole: to a file beside it, synced, then renamed over it."""
+    """Write `path` whole, its folder too where it is missing, and wait for the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    put_whole(path, data, sync=True)
+
+
+def put_whole(path: Path, data: bytes, *, sync: bool) -> None:
+    """Write to a file beside `path`, then rename it over it; `sync`: on the disk before that."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
