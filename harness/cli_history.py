@@ -195,15 +195,17 @@ def prune(
     from harness.measure.store import to_json
 
     wish = Wish(
-        older_than=older_than and moment("--older-than", older_than, datetime.now(UTC)),
+        older_than=None
+        if older_than is None
+        else moment("--older-than", older_than, datetime.now(UTC)),
         max_bytes=None if max_size is None else parse_size("--max-size", max_size),
         keep=keep,
     )
     plan = plan_of(results, wish)
     if as_json:
-        sys.stdout.write(to_json(plan).decode())
+        sys.stdout.write(to_json(plan.told()).decode())
     else:
-        tell_plan(plan, wish)
+        tell_plan(plan.told(), wish)
     sys.stdout.flush()
     if yes:
         remove(results, plan)
@@ -235,10 +237,11 @@ def tell_plan(plan: Plan, wish: Wish) -> None:
 
 def remove(results: Path, plan: Plan) -> None:
     """Do it, saying what is gone."""
+    from harness.history.folders import shown
     from harness.history.prune import carry_out
 
-    left = carry_out(results, plan.going, lambda one: complain(f"removed {one.place}"))
+    left = carry_out(results, plan.going, lambda one: complain(f"removed {shown(one.place)}"))
     for one in left:
-        complain(f"not removed: {one.place}: {one.why}")
+        complain(f"not removed: {shown(one.place)}: {one.why}")
     if left:
         raise typer.Exit(1)

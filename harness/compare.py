@@ -18,7 +18,7 @@ from harness.analyse.across.metrics import check_name
 from harness.analyse.across.records import Across, Group, Stored
 from harness.analyse.across.rows import Wanted
 from harness.errors import UsageError
-from harness.measure.store import SUMMARY, RunFolder, check_version
+from harness.measure.store import SUMMARY, RunFolder
 from harness.plan.schema import Plan, as_dict
 from harness.stored import read_run
 from harness.sweep import is_sweep
@@ -135,7 +135,6 @@ def read_stored(path: Path, label: str) -> Stored:
             f"`python -m harness resume {path}` measures the rest"
         )
     summary = folder.summary()
-    check_version(path / SUMMARY, summary.schema_version)
     run = read_run(folder)
     plans = msgspec.convert(run.manifest.plan["engines"], dict[str, Plan])
     argv: dict[str, tuple[str, ...]] = {}

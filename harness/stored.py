@@ -49,8 +49,8 @@ def keep_points(folder: RunFolder, run: RunData, summary: Summary) -> None:
     try:
         points = points_of(summary, run.manifest, read_labels(folder.path))
         write_points(folder.path / POINTS, points)
-    except (UsageError, OSError):
-        return  # a date that is none, a full disk: the summary is safe
+    except Exception:
+        return  # a date that is none, a full disk, whatever it is: the summary is safe
 
 
 def report(path: Path, progress: Progress) -> None:

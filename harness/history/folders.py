@@ -47,7 +47,12 @@ class Found(Record, frozen=True, kw_only=True):
     @property
     def shown(self) -> str:
         """Its place as text."""
-        return self.place.decode("utf-8", "backslashreplace")
+        return shown(self.place)
+
+
+def shown(place: bytes | str) -> str:
+    """A place as text; bytes that are none are spelled out."""
+    return os.fsencode(place).decode("utf-8", "backslashreplace")
 
 
 def find(root: Path) -> list[Found]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from harness.history.folders import Found
-from harness.history.parquet import POINTS_VERSION
+from harness.history.parquet import POINTS_VERSION, storable
 from harness.history.reading import Kind, Stamps
 from harness.history.records import Point
 from harness.measure.store import write_atomic
@@ -180,7 +180,7 @@ class Builder:
                     value,
                     low,
                     high,
-                    NO_COUNT if point.n is None else min(max(point.n, 0), 2**62),
+                    NO_COUNT if point.n is None else storable(point.n),
                 )
             )
         return len(self._rows) - before
@@ -204,8 +204,11 @@ def load(root: Path) -> Table | None:
     """The index as it lies there; None where there is none that can be used."""
     import numpy as np
 
+    path = root / FOLDER / FILE
     try:
-        data = (root / FOLDER / FILE).read_bytes()
+        if not path.is_file():  # a pipe would never end
+            return None
+        data = path.read_bytes()
     except OSError:
         return None
     begin = len(MAGIC) + 8
@@ -217,14 +220,20 @@ def load(root: Path) -> Table | None:
         return None
     try:
         head = msgspec.msgpack.decode(body[:size], type=_Head)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    wide = sum(np.dtype(kind).itemsize for _, kind in (*COLUMNS, ("n", "<i8")))
     if head.format != FORMAT or sum(f.points for f in head.folders) != head.rows:
+        return None
+    if len(body) != size + wide * head.rows or any(f.points < 0 for f in head.folders):
         return None
     columns, at = {}, begin + size
     for name, kind in (*COLUMNS, ("n", "<i8")):
         columns[name] = np.frombuffer(data, kind, head.rows, at)
         at += columns[name].nbytes
+    for name, entries in (("who", head.who), ("what", head.what)):
+        if head.rows and not 0 <= columns[name].min() <= columns[name].max() < len(entries):
+            return None
     return Table(head.folders, head.who, head.what, columns)
 
 

@@ -7,13 +7,13 @@ or older.
 from __future__ import annotations
 
 import functools
-import os
-import tempfile
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.history.records import Point
+from harness.measure.store import put_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +43,13 @@ def table_of(points: Sequence[Point]) -> pa.Table:
     import pyarrow as pa
 
     columns = {name: [getattr(p, name) for p in points] for name in Point.__struct_fields__}
+    columns["n"] = [None if n is None else storable(n) for n in columns["n"]]
     return pa.table(columns, schema=schema())
+
+
+def storable(n: int) -> int:
+    """A count as 8 bytes hold it: what is beyond is a damaged file's."""
+    return min(max(n, 0), 2**62)
 
 
 def write_points(path: Path, points: Sequence[Point]) -> None:
@@ -53,15 +59,7 @@ def write_points(path: Path, points: Sequence[Point]) -> None:
 
     sink = pa.BufferOutputStream()  # a third of the time that a file by its name takes
     pq.write_table(table_of(points), sink, compression="snappy")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".partial")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(sink.getvalue())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    put_whole(path, sink.getvalue().to_pybytes(), sync=False)
 
 
 def is_current(path: Path, *made_of: Path) -> bool:
@@ -70,10 +68,13 @@ def is_current(path: Path, *made_of: Path) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        written = path.stat().st_mtime_ns
-        if any(p.exists() and p.stat().st_mtime_ns > written for p in made_of):
+        own = path.lstat()  # a pipe would never end
+        written = own.st_mtime_ns
+        if not stat.S_ISREG(own.st_mode) or any(
+            p.exists() and p.stat().st_mtime_ns > written for p in made_of
+        ):
             return False
         told = pq.read_schema(path)
-    except (OSError, pa.ArrowInvalid):
+    except (OSError, pa.ArrowException):
         return False
     return bool(told.equals(schema(), check_metadata=True))

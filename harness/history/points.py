@@ -22,7 +22,6 @@ from harness.findings import (
     Summary,
     VariantEstimate,
 )
-from harness.history.figures import CONFIDENCE as CONFIDENCE
 from harness.history.figures import (
     LATENCIES,
     Figure,
@@ -53,15 +52,14 @@ def points_of(summary: Summary, manifest: Manifest, labels: Labels | None = None
     points: dict[tuple[str, str, str, str, str], Point] = {}
     for engine in dict.fromkeys(c.engine for c in summary.cells):
         known = _identity(summary, manifest, engine, labels or Labels())
+        plain = {**known, "drafter": None, "drafter_name": None}
         for variant, workload, load, figure in _figures(summary, engine):
             point = Point(
                 created=created,
                 variant=variant,
                 workload=workload,
                 load=load,
-                drafter=None if variant == "baseline" else known["drafter"],
-                drafter_name=None if variant == "baseline" else known["drafter_name"],
-                **{k: v for k, v in known.items() if k not in ("drafter", "drafter_name")},
+                **(plain if variant == "baseline" else known),
                 **msgspec.structs.asdict(figure),
             )
             points[engine, variant, workload, load, figure.metric] = point

@@ -6,18 +6,21 @@ measured, and every folder that is not recognised as a run's.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from harness.errors import UsageError
+from harness.errors import UsageError, one_line, printable
+from harness.history.folders import shown
 from harness.history.reading import read_bytes
 from harness.history.sizes import Disk, Held
-from harness.history.units import Unit, units_of
+from harness.history.units import Unit, unit_of, units_of
 from harness.measure.store import RunFolder
 from harness.records import Record
 
@@ -25,6 +28,9 @@ REMOVED = ".pruned-"
 """Before a folder's name while it is removed: no half of a run is ever taken for one."""
 NOT_ASKED = "not asked for"
 NEWEST = "one of the newest"
+BASELINE = "a baseline"
+BUSY = "being measured"
+CHANGED = "has changed since"
 NAMING = ("run", "run_id", "runs", "folder")
 """Keys under which a baseline's file names what it stands for."""
 
@@ -54,6 +60,9 @@ class Staying(Record, frozen=True, kw_only=True):
     why: str
 
 
+G = TypeVar("G", Going, Staying)
+
+
 class Plan(Record, frozen=True, kw_only=True):
     """What would be done. `bytes_before`, `bytes_after`: of all that lies below the root."""
 
@@ -62,6 +71,19 @@ class Plan(Record, frozen=True, kw_only=True):
     bytes_before: int
     bytes_after: int
 
+    def told(self) -> Plan:
+        """The same for readers: places as text, and each on one line."""
+        return msgspec.structs.replace(
+            self,
+            going=tuple(_told(one) for one in self.going),
+            staying=tuple(_told(one) for one in self.staying),
+        )
+
+
+def _told(one: G) -> G:
+    place, why = printable(shown(one.place)), one_line(one.why)
+    return msgspec.structs.replace(one, place=place, why=why)
+
 
 def plan_of(root: Path, wish: Wish) -> Plan:
     """What the wish comes to. Raises `UsageError` where a baseline's file cannot be read."""
@@ -69,7 +91,7 @@ def plan_of(root: Path, wish: Wish) -> Plan:
         raise UsageError("prune: say what may go, with --older-than 30d or --max-size 20GB")
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder of results; give another with --results")
-    named = set(_named_by_baselines(root))
+    named = _named_by_baselines(root)
     units, others = units_of(root)
     disk = Disk()
     held = {unit.place: disk.add(root / unit.place) for unit in units}
@@ -79,7 +101,7 @@ def plan_of(root: Path, wish: Wish) -> Plan:
             disk.add(path)
     staying = [Staying(place=place, why=f"not recognised: {why}") for place, why in others]
     free: list[Unit] = []
-    newest = {unit.place for unit in units[len(units) - wish.keep :]} if wish.keep else set()
+    newest = {unit.place for unit in units[max(0, len(units) - wish.keep) :]}
     for unit in units:
         why = _why_it_stays(root, unit, named, newest)
         if why is None:
@@ -117,57 +139,86 @@ def _why_it_stays(root: Path, unit: Unit, named: set[str], newest: set[str]) -> 
     if unit.pinned is not None:
         return f"pinned: {unit.pinned}"
     if named.intersection(unit.runs):
-        return "a baseline"
+        return BASELINE
     if unit.place in newest:
         return NEWEST
     try:
-        with RunFolder(root / unit.place).claimed():
+        with _claimed(root / unit.place):
             return None
     except UsageError:
-        return "being measured"
+        return BUSY
 
 
-def _named_by_baselines(root: Path) -> Iterator[str]:
-    """Every run that a pinned baseline names, by id or by place."""
-    places = [root / "baselines", root / "nightly"]
-    files = [
-        *(path for path in places[0].rglob("*.json")),
-        *(path for path in places[1].rglob("baseline*.json")),
-    ]
-    for path in sorted(files):
-        try:
-            told = msgspec.json.decode(read_bytes(path))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UsageError):
-            raise UsageError(
-                f"{path}: cannot be read, so that it is not known which run it keeps; mend it or "
-                "remove it first"
-            ) from None
-        yield from _names(told)
+@contextlib.contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Hold a unit; of a sweep each run too, which `resume` may go on with alone."""
+    with contextlib.ExitStack() as held:
+        for one in (folder, *sorted((folder / "runs").glob("*"))):
+            held.enter_context(RunFolder(one).claimed())
+        yield
+
+
+def _named_by_baselines(root: Path) -> set[str]:
+    """Every run that a pinned baseline names, by id or by place. Raises `UsageError`."""
+    found: set[str] = set()
+    for folder, pattern in ((root / "baselines", "*.json"), (root / "nightly", "baseline*.json")):
+        for path in _files_below(folder, pattern):
+            try:
+                found.update(_names(msgspec.json.decode(read_bytes(path))))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UsageError):
+                raise _unknown(path) from None
+    return found
+
+
+def _unknown(path: Path) -> UsageError:
+    return UsageError(
+        f"{path}: cannot be read, so that it is not known which run it keeps; mend it or remove "
+        "it first"
+    )
+
+
+def _files_below(top: Path, pattern: str) -> Iterator[Path]:
+    """The files of that name, through links too: a link to a run names it as a copy would."""
+
+    def refuse(error: OSError) -> None:
+        raise _unknown(Path(os.fsdecode(error.filename)))
+
+    seen: set[tuple[int, int]] = set()
+    if not os.path.lexists(top):
+        return
+    for place, folders, files in os.walk(top, onerror=refuse, followlinks=True):
+        told = os.stat(place)
+        if (told.st_dev, told.st_ino) in seen:
+            folders.clear()  # a link back
+            continue
+        seen.add((told.st_dev, told.st_ino))
+        yield from (Path(place) / name for name in sorted(files) if fnmatch(name, pattern))
 
 
 def _names(told: Any) -> Iterator[str]:
     """The texts under the naming keys, however deep."""
-    if isinstance(told, list):
-        for one in told:
-            yield from _names(one)
-    elif isinstance(told, dict):
-        for key, value in told.items():
-            if key in NAMING:
-                texts = value if isinstance(value, list) else [value]
-                for text in texts:
+    waiting = [told]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        elif isinstance(one, dict):
+            waiting += one.values()
+            for value in (one[key] for key in NAMING if key in one):
+                for text in value if isinstance(value, list) else [value]:
                     if isinstance(text, str):
                         yield from (text.rstrip("/"), PurePath(text).name)
-            yield from _names(value)
 
 
 def carry_out(root: Path, going: Iterable[Going], told: Callable[[Going], None]) -> list[Staying]:
-    """Remove the folders, each looked at once more first. Those that had to stay, and why."""
+    """Remove the folders, each looked at once more first. Those that had to stay, and why.
+
+    Raises `UsageError` where a baseline's file cannot be read.
+    """
+    named = _named_by_baselines(root)
     left = [Staying(place=path.name, why=why) for path, why in _finish_earlier(root)]
-    now = {unit.place: unit for unit in units_of(root)[0]}
     for one in going:
-        unit = now.get(one.place)
-        same = unit is not None and unit.created == one.created and unit.pinned is None
-        why = _removed(root, one.place) if same else "has changed since"
+        why = _changed(root, one, named) or _removed(root, one.place)
         if why is None:
             told(one)
         else:
@@ -175,24 +226,39 @@ def carry_out(root: Path, going: Iterable[Going], told: Callable[[Going], None])
     return left
 
 
+def _changed(root: Path, one: Going, named: set[str]) -> str | None:
+    """Why a folder stays after all. A long list takes its time: what was seen then is old."""
+    try:
+        unit = unit_of(root, one.place)
+    except (UsageError, OSError):
+        return CHANGED
+    if named.intersection(unit.runs):
+        return BASELINE
+    return CHANGED if unit.created != one.created or unit.pinned is not None else None
+
+
 def _removed(root: Path, place: str) -> str | None:
     """Remove a folder; why it could not be, None where it is gone."""
     away = root / f"{REMOVED}{place}"
     try:
-        with RunFolder(root / place).claimed():
+        with _claimed(root / place):
             os.rename(root / place, away)
     except UsageError:
-        return "being measured"
+        return BUSY
     except OSError as error:
         return (error.strerror or "cannot be renamed").lower()
     return _gone(away)
 
 
 def _gone(away: Path) -> str | None:
-    try:
-        shutil.rmtree(away)
-    except OSError as error:
-        return f"{(error.strerror or 'failed').lower()}; what is left of it is {away.name}"
+    """Remove it; why that could not be. Another `prune` may be removing the same."""
+    while os.path.lexists(away):
+        try:
+            shutil.rmtree(away)
+        except FileNotFoundError:
+            continue  # the other one was quicker
+        except OSError as error:
+            return f"{(error.strerror or 'failed').lower()}; what is left of it is {away.name}"
     return None
 
 

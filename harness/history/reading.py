@@ -14,9 +14,9 @@ import msgspec
 
 from harness.errors import UsageError, one_line
 from harness.findings import Summary
-from harness.history.migrate import read_stored
 from harness.history.points import points_of, utc_text
 from harness.history.records import Labels, Point
+from harness.measure.migrate import read_stored
 from harness.measure.store import MANIFEST, SUMMARY
 from harness.records import Manifest
 
@@ -24,10 +24,9 @@ T = TypeVar("T")
 LABELS = "labels.json"
 IMPORT = "import.json"
 SWEEP = "sweep.json"
-POINTS = "points.parquet"
 MOST_BYTES = 256 * 1024 * 1024
 """No summary is larger; what is would only fill the memory."""
-Kind = Literal["run", "import", "sweep"]
+Kind = Literal["run", "import"]
 Stamp = tuple[int, int, int, int]
 """Times of the last write and of the last change of any kind, in ns, size, inode."""
 Stamps = tuple[Stamp | None, ...]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from harness.history.records import Point, SeriesKey
+from harness.history.records import NO_LOAD, Point, SeriesKey
 from harness.history.sizes import size_words
 from harness.records import Record
 from harness.report import words
@@ -75,13 +75,17 @@ class SeriesRow(Record, frozen=True, kw_only=True):
 
 
 def run_rows(runs: Mapping[str, Sequence[Point]]) -> list[RunRow]:
-    """A row for each run, engine, workload and load that has a speed; the newest run first."""
+    """A row for each run, engine, workload and load that has a speed; the newest run first.
+
+    A run without any, as where every request failed, has its rows all the same.
+    """
     rows = []
     for points in reversed(list(runs.values())):
         groups: dict[tuple[str, str, str], list[Point]] = defaultdict(list)
-        for point in points:
-            if point.metric in HEADLINES:
-                groups[point.engine, point.workload, point.load].append(point)
+        fast = [point for point in points if point.metric in HEADLINES]
+        loaded = [point for point in points if point.load != NO_LOAD]
+        for point in fast or loaded or points:
+            groups[point.engine, point.workload, point.load].append(point)
         rows += [_run_row(group) for group in groups.values()]
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from harness.errors import UsageError
-from harness.history.folders import Found, find
+from harness.history.folders import Found, find, shown
 from harness.history.index import Builder, Known, Table, empty, known_of, load, save
 from harness.history.parquet import POINTS, is_current, write_points
 from harness.history.query import Query
@@ -136,13 +137,9 @@ def open_history(root: Path, told: Told | None = None) -> History:
     changed = len(new) + kept.count(False)
     if changed > (0 if len(table) < SMALL else FEW):
         save(root, table)
-    problems = [(root / _shown(k), k.reason) for k in table.folders if k.reason is not None]
+    problems = [(root / shown(k.place), k.reason) for k in table.folders if k.reason is not None]
     table, twice = _once(table)
     return History(root, table, sorted(problems + [(root / p, why) for p, why in twice]))
-
-
-def _shown(known: Known) -> str:
-    return known.place.decode("utf-8", "backslashreplace")
 
 
 def _unchanged(known: Known, found: Found | None) -> bool:
@@ -158,7 +155,8 @@ def _read(root: Path, table: Table, new: Sequence[Found], told: Told | None) -> 
     try:
         for number, found in enumerate(new, 1):
             reason, points = _points(root, found)
-            known.append(known_of(found, reason, builder.add(points)))
+            if reason is None or os.path.lexists(found.path(root)):  # not gone since it was found
+                known.append(known_of(found, reason, builder.add(points)))
             if told is not None:
                 told(number, len(new))
     except BaseException:
@@ -175,6 +173,8 @@ def _points(root: Path, found: Found) -> tuple[str | None, list[Point]]:
         points = read_points(found.path(root), found.kind)
     except UsageError as error:
         return str(error), []
+    if not points:
+        return "no figures: no cell of it was measured", []
     if found.kind == "run":
         _keep_parquet(found.path(root), points)
     return None, [msgspec.structs.replace(p, folder=found.shown) for p in points]
@@ -203,7 +203,9 @@ def _once(table: Table) -> tuple[Table, list[tuple[str, str]]]:
         if first.setdefault(run_id, known) is not known:
             kept[i] = False
             if not known.place.startswith(b"baselines/"):
-                twice.append((_shown(known), f"the run of {_shown(first[run_id])} once more"))
+                twice.append(
+                    (shown(known.place), f"the run of {shown(first[run_id].place)} once more")
+                )
     return (table if all(kept) else table.keep(kept)), twice
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from harness.errors import UsageError, one_line
-from harness.history.folders import HOLDERS, NO_RUNS
-from harness.history.migrate import read_stored
+from harness.history.folders import HOLDERS, NO_RUNS, shown
 from harness.history.points import utc_text
 from harness.history.reading import SWEEP, read_bytes, read_labels
+from harness.measure.migrate import read_stored
 from harness.measure.store import MANIFEST
 from harness.records import SCHEMA_VERSION, Manifest, Record
 
@@ -55,16 +55,19 @@ def units_of(root: Path) -> tuple[list[Unit], list[tuple[str, str]]]:
         if name.startswith(".") or name in holders:
             continue
         try:
-            units.append(_unit(root, name))
+            units.append(unit_of(root, name))
         except UsageError as error:
-            others.append((one_line(name.encode("utf-8", "replace").decode(), 120), str(error)))
+            others.append((name, str(error)))
         except OSError as error:
             others.append((name, (error.strerror or "unreadable").lower()))
     return sorted(units, key=lambda u: (u.created, u.place)), others
 
 
-def _unit(root: Path, name: str) -> Unit:
+def unit_of(root: Path, name: str) -> Unit:
+    """One folder below `root` as a unit. Raises `UsageError` where it is none, or `OSError`."""
     folder = root / name
+    if folder.is_symlink():
+        raise UsageError("a link")
     if not os.path.lexists(folder / SWEEP):
         return _run(folder, name)
     _only(folder, OF_A_SWEEP)
@@ -115,5 +118,4 @@ def _only(folder: Path, known: re.Pattern[str]) -> None:
     """Raise `UsageError` where a folder holds what is not the harness's: it may be somebody's."""
     for name in sorted(os.listdir(folder)):
         if not known.fullmatch(name) and not HALF_WRITTEN.fullmatch(name):
-            shown = name.encode("utf-8", "replace").decode()
-            raise UsageError(f"holds {one_line(shown, 80)}, which is not of a run")
+            raise UsageError(f"holds {one_line(shown(name), 80)}, which is not of a run")

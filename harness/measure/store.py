@@ -15,6 +15,7 @@ import msgspec
 
 from harness.errors import UsageError
 from harness.findings import Summary
+from harness.measure.migrate import read_stored
 from harness.measure.parquet import read_requests, write_requests
 from harness.measure.series import Series, read_series, write_series
 from harness.measure.table import NAMES, RequestTable
@@ -32,14 +33,20 @@ ENGINE_LOG = "engine.log"
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write `path` whole: to a file beside it, synced, then renamed over it."""
+    """Write `path` whole, its folder too where it is missing, and wait for the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    put_whole(path, data, sync=True)
+
+
+def put_whole(path: Path, data: bytes, *, sync: bool) -> None:
+    """Write to a file beside `path`, then rename it over it; `sync`: on the disk before that."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
@@ -58,9 +65,26 @@ def read_json(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
-        raise UsageError(f"{path}: no such file; is this the folder of a run?") from None
+        raise _missing(path) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise UsageError(f"{path}: cannot be read as version {SCHEMA_VERSION}: {error}") from None
+
+
+def read_migrated(path: Path, kind: type[T]) -> T:
+    """Read a summary or a manifest, one of an earlier version in the newest form.
+
+    Raises `UsageError` naming the file where it is missing, broken or of another major version.
+    """
+    try:
+        return read_stored(path.read_bytes(), kind)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except (UsageError, OSError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+
+
+def _missing(path: Path) -> UsageError:
+    return UsageError(f"{path}: no such file; is this the folder of a run?")
 
 
 def check_version(path: Path, version: str) -> None:
@@ -130,9 +154,7 @@ class RunFolder:
 
     def manifest(self) -> Manifest:
         """Raises `UsageError` where there is none."""
-        manifest = read_json(self.path / MANIFEST, Manifest)
-        check_version(self.path / MANIFEST, manifest.schema_version)
-        return manifest
+        return read_migrated(self.path / MANIFEST, Manifest)
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
@@ -155,7 +177,7 @@ class RunFolder:
 
     def summary(self) -> Summary:
         """Raises `UsageError` where there is none."""
-        return read_json(self.path / SUMMARY, Summary)
+        return read_migrated(self.path / SUMMARY, Summary)
 
     def save_cell(
         self,

@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from history_runs import BEGUN, plan, told, write_many, write_one
 
@@ -57,6 +61,25 @@ def test_the_list_of_runs(harness: Harness, tmp_path: Path) -> None:
     assert lines[-1] == "2 of 4 runs; --limit shows more"
     assert max(map(len, lines)) <= 100
     assert err == "harness: skipped foreign: no run's: neither manifest.json nor summary.json\n"
+
+
+def test_a_run_without_a_speed_is_listed_too(harness: Harness, tmp_path: Path) -> None:
+    write_one(tmp_path, "good")
+    started = told("bad")
+    cells = tuple(
+        msgspec.structs.replace(c, status="failed", metrics=None, acceptance=None)
+        for c in started.cells
+    )
+    nothing: dict[str, Any] = {"estimates": (), "comparisons": (), "speed": ()}
+    bad = msgspec.structs.replace(started, cells=cells, **nothing)
+    write_one(tmp_path, "bad", of=bad)
+    empty = msgspec.structs.replace(bad, run_id="empty", cells=(), integrity=(), parity=())
+    write_one(tmp_path, "empty", of=empty)
+    code, out, err = harness("history")
+    assert code == 0
+    assert re.search(rf"2026-01-01 bad +reference all +{DASH} +{DASH} +{DASH}", out)
+    assert "--limit" not in out
+    assert err == "harness: skipped empty: no figures: no cell of it was measured\n"
 
 
 def test_a_metric_is_followed(harness: Harness, tmp_path: Path) -> None:
@@ -109,6 +132,7 @@ def test_json_and_csv_hold_the_same(harness: Harness, tmp_path: Path) -> None:
         (("prune",), "prune: say what may go, with --older-than 30d or --max-size 20GB"),
         (("prune", "--max-size", "much"), "--max-size much: give a size such as"),
         (("prune", "--older-than", "old"), "--older-than old: give a date such as"),
+        (("prune", "--older-than", "", "--max-size", "1GB"), "--older-than : give a date such as"),
         (("prune", "--older-than", "1d", "--yes", "--dry-run"), "--yes --dry-run: give one"),
     ],
 )
@@ -155,6 +179,23 @@ def test_prune_says_what_would_go_and_then_does_it(harness: Harness, tmp_path: P
     assert err.count("harness: removed 20260101-0") == 3
     assert len(list(tmp_path.iterdir())) == 3
     assert len(json.loads(harness("history", "--json")[1])["runs"]) == 2
+
+
+def test_prune_tells_names_and_reasons_of_any_bytes(harness: Harness, tmp_path: Path) -> None:
+    name = os.fsdecode(b"run-\xff\x1b[2J")
+    write_one(tmp_path, "odd", place=name)
+    pinned = write_one(tmp_path, "pinned") / "labels.json"
+    pinned.write_text(json.dumps({"pinned": "a\nb\x1b]0;title\x07"}))
+    (tmp_path / os.fsdecode(b"photos-\xfe")).mkdir()
+    asked = ("prune", "--older-than", "2030-01-01", "--keep", "0")
+    out = harness(*asked)[1]
+    assert not [c for c in out if c != "\n" and not c.isprintable()]
+    assert "stays: pinned (pinned: a b ]0;title)\n" in out
+    told = json.loads(harness(*asked, "--json")[1])
+    assert told["going"][0]["place"] == "run-\\xff [2J"
+    assert {one["place"] for one in told["staying"]} == {"pinned", "photos-\\xfe"}
+    assert harness(*asked, "--yes")[::2] == (0, "harness: removed run-\\xff [2J\n")
+    assert not (tmp_path / name).exists()
 
 
 def test_prune_says_where_a_size_is_not_reached(harness: Harness, tmp_path: Path) -> None:

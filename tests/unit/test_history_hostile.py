@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,8 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
-from harness.history.index import FILE, FOLDER, load
-from harness.history.reading import MOST_BYTES, read_points
+from harness.history import store
+from harness.history.index import FILE, FOLDER, MAGIC, load
+from harness.history.reading import MOST_BYTES, Kind, read_points
+from harness.history.records import Point
 from harness.history.store import open_history
 
 KEPT = Path(__file__).resolve().parents[1] / "data" / "runs"
@@ -302,3 +306,73 @@ def test_a_mutated_index_is_the_same_history(
     if path.read_bytes() != data:
         assert load(root) is None
     assert open_history(root).query() == right
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder", "link"])
+@pytest.mark.parametrize("place", ["run/points.parquet", ".history/index.bin"])
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path, place: str, what: str) -> None:
+    (write_one(tmp_path, "run") / "points.parquet").unlink(missing_ok=True)
+    (tmp_path / ".history").mkdir()
+    if what == "pipe":
+        os.mkfifo(tmp_path / place)
+    elif what == "folder":
+        (tmp_path / place).mkdir()
+    else:
+        os.mkfifo(tmp_path / ".pipe")
+        (tmp_path / place).symlink_to(tmp_path / ".pipe")
+    found = open_history(tmp_path)
+    assert not found.problems and found.query(metric="output_tokens_per_s")
+    assert (tmp_path / place).is_file() is (what != "folder")
+
+
+@pytest.mark.parametrize("count", [2**63, 10**30, -5])
+def test_a_count_that_no_column_holds_ends_nothing(tmp_path: Path, count: int) -> None:
+    folder = write_one(tmp_path, "run")
+    path = folder / "summary.json"
+    path.write_bytes(re.sub(rb'"requests_ok":\d+', b'"requests_ok":%d' % count, path.read_bytes()))
+    found = open_history(tmp_path)
+    assert found.problems or found.query()
+    assert open_history(tmp_path).query() == found.query()
+
+
+@pytest.mark.parametrize("change", ["rows", "who", "negative", "deep"])
+def test_an_index_that_contradicts_itself_is_made_anew(tmp_path: Path, change: str) -> None:
+    write_one(tmp_path, "run")
+    right = open_history(tmp_path).query()
+    path = tmp_path / FOLDER / FILE
+    data, begin = path.read_bytes(), len(MAGIC) + 8
+    size = int.from_bytes(data[len(MAGIC) : begin - 4], "little")
+    told = msgspec.msgpack.decode(data[begin : begin + size])
+    rest = bytearray(data[begin + size :])
+    if change == "rows":
+        told[1][0][4] = told[4] = told[4] + 1000
+    elif change == "negative":
+        told[1] += [[*told[1][0][:4], -1], [*told[1][0][:4], 1]]
+    elif change == "who":
+        rest[:4] = (9999).to_bytes(4, "little")
+    head = msgspec.msgpack.encode(told)
+    if change == "deep":
+        head = b"\x96" + head[1:] + b"\x91" * 100_000 + b"\x01"
+    body = head + bytes(rest)
+    sizes = len(head).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
+    path.write_bytes(MAGIC + sizes + body)
+    assert open_history(tmp_path).query() == right
+
+
+def test_a_run_that_goes_while_it_is_read_is_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("going", "staying"):
+        write_one(tmp_path, name)
+    real = store.read_points
+
+    def overtaken(folder: Path, kind: Kind) -> list[Point]:
+        if folder.name == "going":
+            shutil.rmtree(folder)
+        return real(folder, kind)
+
+    monkeypatch.setattr(store, "read_points", overtaken)
+    found = open_history(tmp_path)
+    assert not found.problems
+    assert {p.run_id for p in found.query()} == {"staying"}
+    assert not (tmp_path / "going").exists()

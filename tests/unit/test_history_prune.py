@@ -73,6 +73,17 @@ def test_the_newest_stay_whatever_their_size(tmp_path: Path) -> None:
     assert plan.bytes_after > 3 * MB
 
 
+@pytest.mark.parametrize(("runs", "keep"), [(3, 3), (3, 4), (3, 5), (3, 6), (3, 10), (0, 10)])
+def test_where_no_more_runs_are_than_are_kept_none_goes(
+    tmp_path: Path, runs: int, keep: int
+) -> None:
+    for day in range(runs):
+        run(tmp_path, f"day-{day}", day)
+    plan = plan_of(tmp_path, Wish(older_than="2030-01-01", max_bytes=0, keep=keep))
+    assert not plan.going
+    assert stays(plan) == {f"day-{day}": NEWEST for day in range(runs)}
+
+
 def test_baselines_and_what_they_name_stay(tmp_path: Path) -> None:
     for name in ("by-id", "by-place", "by-night", "free"):
         run(tmp_path, name)
@@ -89,6 +100,46 @@ def test_baselines_and_what_they_name_stay(tmp_path: Path) -> None:
     assert stays(plan) == dict.fromkeys(("by-id", "by-place", "by-night"), "a baseline")
     (baselines / "b.json").write_text("{")
     with pytest.raises(UsageError, match=r"b\.json: cannot be read, so that it is not known"):
+        plan_of(tmp_path, EVERYTHING)
+
+
+def test_a_baseline_may_be_a_link_to_its_run(tmp_path: Path) -> None:
+    for name in ("linked", "free"):
+        run(tmp_path, name)
+    (tmp_path / "baselines").mkdir()
+    (tmp_path / "baselines" / "prod").symlink_to("../linked")
+    (tmp_path / "baselines" / "all").symlink_to(".")
+    plan = plan_of(tmp_path, EVERYTHING)
+    assert goes(plan) == ["free"]
+    assert stays(plan) == {"linked": "a baseline"}
+
+
+@pytest.mark.parametrize("depth", [900, 990, 100_000])
+def test_a_baseline_of_any_depth_is_read_or_told(tmp_path: Path, depth: int) -> None:
+    run(tmp_path, "kept")
+    (tmp_path / "baselines").mkdir()
+    deep = "[" * depth + '{"run": "kept"}' + "]" * depth
+    (tmp_path / "baselines" / "deep.json").write_text(deep)
+    try:
+        assert stays(plan_of(tmp_path, EVERYTHING)) == {"kept": "a baseline"}
+    except UsageError as error:
+        assert "deep.json: cannot be read, so that it is not known" in str(error)
+
+
+def test_a_folder_of_baselines_that_cannot_be_listed_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, "perhaps-kept")
+    (tmp_path / "baselines" / "closed").mkdir(parents=True)
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UsageError, match="closed: cannot be read, so that it is not known"):
         plan_of(tmp_path, EVERYTHING)
 
 
@@ -242,6 +293,50 @@ def test_what_changed_since_it_was_said_stays(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["another", "measured", "pinned"]
 
 
+def test_what_was_pinned_while_others_were_removed_stays(tmp_path: Path) -> None:
+    for day, name in enumerate(("first", "pinned", "linked", "last")):
+        run(tmp_path, name, day)
+    plan = plan_of(tmp_path, EVERYTHING)
+
+    def meanwhile(one: prune.Going) -> None:
+        if one.place == "first":
+            (tmp_path / "pinned" / "labels.json").write_text('{"pinned": "wait"}')
+            (tmp_path / "linked").rename(tmp_path / "moved")
+            (tmp_path / "linked").symlink_to("moved")
+
+    left = carry_out(tmp_path, plan.going, meanwhile)
+    assert {one.place: one.why for one in left} == {
+        "pinned": prune.CHANGED, "linked": prune.CHANGED,
+    }  # fmt: skip
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["linked", "moved", "pinned"]
+
+
+def test_what_became_a_baseline_since_stays(tmp_path: Path) -> None:
+    run(tmp_path, "chosen")
+    plan = plan_of(tmp_path, EVERYTHING)
+    (tmp_path / "baselines").mkdir()
+    (tmp_path / "baselines" / "b.json").write_text('{"run": "chosen"}')
+    left = carry_out(tmp_path, plan.going, print)
+    assert [(one.place, one.why) for one in left] == [("chosen", "a baseline")]
+
+
+def test_two_removals_at_once_both_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, "a")
+    plan = plan_of(tmp_path, EVERYTHING)
+    real = shutil.rmtree
+
+    def overtaken(path: Path) -> None:
+        real(path / "cells")  # another prune has come so far already
+        monkeypatch.setattr(prune.shutil, "rmtree", real)
+        raise FileNotFoundError(2, "No such file or directory", str(path / "cells"))
+
+    monkeypatch.setattr(prune.shutil, "rmtree", overtaken)
+    assert carry_out(tmp_path, plan.going, lambda one: None) == []
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_interrupted_removal_leaves_no_half_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +390,15 @@ def test_removing_takes_the_claim_that_measuring_takes(tmp_path: Path) -> None:
     finally:
         os.close(handle)
     assert goes(plan_of(tmp_path, EVERYTHING)) == ["a"]
+
+
+def test_a_sweep_stays_while_one_of_its_runs_is_measured(tmp_path: Path) -> None:
+    folder = sweep(tmp_path, "sweep-a", size=10)
+    plan = plan_of(tmp_path, EVERYTHING)
+    with RunFolder(folder / "runs" / "k2").claimed():
+        assert stays(plan_of(tmp_path, EVERYTHING)) == {"sweep-a": prune.BUSY}
+        assert [one.why for one in carry_out(tmp_path, plan.going, print)] == [prune.BUSY]
+    assert (folder / "runs" / "k2" / "summary.json").exists()
 
 
 def test_nothing_asked_for_is_told(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from harness.errors import UsageError
 from harness.history import store
 from harness.history.index import FILE, FOLDER, Builder, Known, load, save
+from harness.history.prune import Wish, plan_of
 from harness.history.query import Query, moment
 from harness.history.reading import read_points
 from harness.history.records import Labels, Point
@@ -417,3 +418,16 @@ def check_many(root: Path, runs: int, reads: list[str]) -> None:
     assert speeds == first.query(metric="output_tokens_per_s", variant="baseline")
     assert len(speeds) == runs == len(again.runs(metric="acceptance_length"))
     assert again.count() == runs
+
+
+def test_the_example_of_this_repository_is_a_run_and_stays(tmp_path: Path) -> None:
+    example = Path(__file__).resolve().parents[2] / "results" / "example"
+    for name in ("summary.json", "manifest.json", "labels.json"):
+        (tmp_path / "example").mkdir(exist_ok=True)
+        shutil.copy(example / name, tmp_path / "example" / name)
+    found = open_history(tmp_path)
+    assert not found.problems and found.query(metric="output_tokens_per_s", variant="ratio")
+    plan = plan_of(tmp_path, Wish(older_than="2100-01-01", keep=0))
+    assert [one.why for one in plan.staying] == [
+        "pinned: the run that the page of the project shows"
+    ]

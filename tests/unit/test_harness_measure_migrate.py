@@ -10,8 +10,9 @@ import pytest
 
 from harness.errors import UsageError
 from harness.findings import Summary
-from harness.history.migrate import STEPS, WHOLE_PHASE, migrated, read_stored
 from harness.history.points import points_of
+from harness.measure.migrate import STEPS, WHOLE_PHASE, migrated, read_stored
+from harness.measure.store import RunFolder
 from harness.records import SCHEMA_VERSION, Manifest
 
 KEPT = Path(__file__).resolve().parents[1] / "data" / "runs"
@@ -98,6 +99,14 @@ def test_what_1_1_said_of_its_interval_is_kept() -> None:
     comparison = kept("1.1")[0].comparisons[1]
     assert comparison.corrected_low == told["corrected_low"] != told["ci_low"]
     assert comparison.family == told["family"] > 1
+
+
+@pytest.mark.parametrize("version", sorted(STEPS))
+def test_every_reader_of_a_kept_run_reads_the_newest_form(version: str) -> None:
+    folder = RunFolder(KEPT / f"schema-{version}")
+    assert folder.summary() == read_stored(stored(version), Summary)
+    assert folder.summary().schema_version == SCHEMA_VERSION
+    assert folder.manifest().schema_version == SCHEMA_VERSION
 
 
 def test_open_loops_of_1_0_were_poisson() -> None:
