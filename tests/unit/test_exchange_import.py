@@ -229,3 +229,10 @@ def test_a_date_of_exported_points_that_is_none_is_told(tmp_path: Path) -> None:
     file.write_bytes(to_csv([point(created="yesterday")]))
     with pytest.raises(UsageError, match=r"points\.csv: created: 'yesterday' is no date"):
         import_paths([file], tmp_path / "results", NOTHING)
+
+
+def test_what_one_call_has_imported_it_knows(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{name}.json", vllm()) for name in "ab"]
+    first, second = import_paths(files, tmp_path / "results", NOTHING).done
+    assert (first.known, second.known) == (False, True)
+    assert second.folder == first.folder and second.record == first.record
