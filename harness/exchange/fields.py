@@ -15,6 +15,8 @@ from harness.history.points import load_text
 from harness.measure.definitions import DEFINITIONS
 from harness.records import LoadPoint
 
+COUNTS_END = 2**63
+"""What is counted is less: a table's column holds no more."""
 PARTS = ("mean", "p50", "p90", "p95", "p99")
 
 # Figures of other tools that this harness's definitions do not have: unit, and which way is better.
@@ -47,7 +49,9 @@ def number(value: Any) -> float | None:
 def whole(value: Any) -> int | None:
     """A count; None for anything else."""
     found = number(value)
-    return int(found) if found is not None and found >= 0 and found == int(found) else None
+    if found is None or not 0 <= found < COUNTS_END or found != int(found):
+        return None
+    return int(found)
 
 
 def text(value: Any) -> str | None:
@@ -129,7 +133,7 @@ def failed_share(ok: float | None, failed: float | None) -> list[Figure]:
     """Of all requests, where both counts are known."""
     if ok is None or failed is None or ok + failed <= 0:
         return []
-    return [figure("requests_failed_share", failed / (ok + failed), int(ok + failed))]
+    return [figure("requests_failed_share", failed / (ok + failed), whole(ok + failed))]
 
 
 def utc(when: datetime) -> str:

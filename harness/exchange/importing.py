@@ -20,8 +20,8 @@ from typing import Literal
 
 import msgspec
 
-from harness.errors import UsageError
-from harness.exchange.fields import from_epoch, text, utc
+from harness.errors import UsageError, one_line
+from harness.exchange.fields import COUNTS_END, from_epoch, text, utc
 from harness.exchange.reading import Document, check_beginning, documents
 from harness.exchange.recognise import AIPERF, AIPERF_RECORDS, Tool, tool_of
 from harness.exchange.records import (
@@ -88,6 +88,8 @@ def import_paths(paths: Sequence[Path], root: Path, given: Given) -> Outcome:
                 raise UsageError(f"{path}: nothing in it could be imported{first}")
             done += own
             skipped += left
+        elif not path.is_file():  # a pipe may never begin, and is read but once
+            raise UsageError(f"{path}: not a plain file; write it to one first")
         else:
             done.append(_import_file(path, imports, given, set())[0])
     return Outcome(done=tuple(done), skipped=tuple(skipped))
@@ -198,27 +200,32 @@ def _import_file(
 ) -> tuple[Done, Tool | None]:
     """Import one file. `seen`: of every result in files before it; its own are added."""
     check_beginning(file)
-    data = file.read_bytes()
-    about = _About(file, data)
+    about = _About(file, file.read_bytes())
     before = imports.find(about.digest)
-    points = read_points(data, file)
-    tool: Tool | None = None
-    found: list[Document] = []
-    if points is None:
-        found = documents(data, file)
-        if len(found) == 1 and is_points(found[0]):
-            points = from_document(found[0], file)
-        else:
-            tool = tool_of(found, file)
-            found = _unseen(found, seen, file)
+    try:
+        points, tool, found = _told_in(about, seen)
+    except RecursionError:  # of a text that was just read
+        raise UsageError(f"{file}: nested too deeply") from None
     if before is not None:
         record = read_json(before / IMPORT, Import)
         return Done(file=file, folder=before, record=record, known=True), tool
     if tool is None:
-        record = _of_points(about, points or [])
+        record = _of_points(about, points)
     else:
         record = _of_results(about, tool, tool.convert(found), given)
     return Done(file=file, folder=imports.store(about, record), record=record, known=False), tool
+
+
+def _told_in(about: _About, seen: set[bytes]) -> tuple[list[Point], Tool | None, list[Document]]:
+    """A file's points; else the tool that wrote it, and its results."""
+    points = read_points(about.data, about.file)
+    if points is not None:
+        return points, None, []
+    found = documents(about.data, about.file)
+    if len(found) == 1 and is_points(found[0]):
+        return from_document(found[0], about.file), None, []
+    tool = tool_of(found, about.file)
+    return [], tool, _unseen(found, seen, about.file)
 
 
 def _unseen(found: list[Document], seen: set[bytes], file: Path) -> list[Document]:
@@ -273,6 +280,11 @@ class _About:
 def _of_points(about: _About, points: Sequence[Point]) -> Import:
     if not points:
         raise UsageError(f"{about.file}: there is no point in it")
+    for p in points:
+        if p.n is not None and not 0 <= p.n < COUNTS_END:
+            raise UsageError(
+                f"{about.file}: {one_line(p.metric, 40)}: n={one_line(str(p.n), 40)} is no count"
+            )
     try:
         kept = [
             msgspec.structs.replace(p, folder=None, created=utc_text(p.created)) for p in points
