@@ -139,6 +139,8 @@ def test_a_report_alone_may_be_a_file_and_several_may_not(
         export_files(one, "csv", tmp_path / "no" / "where.csv")
     with pytest.raises(UsageError, match="a folder; give a file's name"):
         export_files(one, "csv", tmp_path)
+    with pytest.raises(UsageError, match="not a plain file"):
+        export_files(one, "csv", Path("/dev/null"))
 
 
 def test_the_import_of_an_export_is_the_same_history(
