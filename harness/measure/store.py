@@ -32,7 +32,10 @@ ENGINE_LOG = "engine.log"
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write `path` whole: to a file beside it, synced, then renamed over it."""
+    """Write `path` whole: to a file beside it, synced, then renamed over it.
+
+    An `OSError` names a file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
@@ -42,9 +45,11 @@ def write_atomic(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a full disk names no file
         raise
 
 
