@@ -106,10 +106,12 @@ class Redactor:
         for value in self.values:
             # A short value is known only by what comes after it.
             most = len(value) - (len(value) >= BOUNDED_BELOW)
-            for n in range(min(most, len(text)), longest, -1):
-                if text.endswith(value[:n]):
-                    longest = n
+            at = text.find(value[:1], max(0, len(text) - most))
+            while 0 <= at < len(text) - longest:
+                if value.startswith(text[at:]):
+                    longest = len(text) - at
                     break
+                at = text.find(value[:1], at + 1)
         return longest
 
 
