@@ -106,6 +106,23 @@ def latency(metric: str, parts: Mapping[str, float | None], n: int | None) -> li
     ]
 
 
+def in_milliseconds(
+    document: Mapping[str, Any], latencies: Mapping[str, str], n: int | None
+) -> list[Figure]:
+    """Latencies as the benchmarks of vLLM and SGLang name them: `median_ttft_ms`."""
+    figures = []
+    for metric, name in latencies.items():
+        keys = {part: f"{'median' if part == 'p50' else part}_{name}_ms" for part in PARTS}
+        parts = {p: scaled(document[k], 1e-3) for p, k in keys.items() if k in document}
+        figures += latency(metric, parts, n)
+    return figures
+
+
+def plain(document: Mapping[str, Any], names: Mapping[str, str]) -> list[Figure]:
+    """Figures that are numbers at the top, in this harness's units already."""
+    return [figure(m, number(document[key])) for m, key in names.items() if key in document]
+
+
 def load_of(
     concurrency: int | None,
     rate: float | None,
