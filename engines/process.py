@@ -189,7 +189,8 @@ class EngineProcess:
         whole = (*self.spec.command_prefix, *launch.argv)
         self.argv = command_without_secrets(whole)
         known = known_secrets(whole, launch.env, self._secrets)
-        hiding = {HIDE: json.dumps({"mark": HIDDEN, "values": as_written(known)})} if known else {}
+        hide = json.dumps({"mark": HIDDEN, "values": as_written(known)}).encode() if known else b""
+        hiding = {HIDE: str(len(hide))} if hide else {}
         self._kills = oom_kills()
         supervisor = str(Path(__file__).with_name("supervise.py"))
         how, started = [f"{GRACE_S:g}"], launch.argv
@@ -212,7 +213,10 @@ class EngineProcess:
                 cwd=launch.cwd or self.workdir,
                 start_new_session=True,
             )
-        assert self._process.stdout is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # one that died says so by its exit code
+            while hide:
+                hide = hide[os.write(self._process.stdin.fileno(), hide) :]
         os.set_blocking(self._process.stdout.fileno(), False)
         self._started = time.monotonic()
         self._sample(self._tracker.index)

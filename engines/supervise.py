@@ -35,7 +35,8 @@ import time
 from collections.abc import Sequence
 
 HIDE = "SPEC_HARNESS_HIDE"
-"""The variable with `{"mark": …, "values": […]}` as JSON; the engine does not get it."""
+"""The variable with the number of bytes of `{"mark": …, "values": […]}` as JSON, which come on
+standard input first: a variable holds no more than 128 KiB. The engine does not get it."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 1.0
@@ -105,20 +106,28 @@ class Redactor:
         for value in self.values:
             # A short value is known only by what comes after it.
             most = len(value) - (len(value) >= BOUNDED_BELOW)
-            for n in range(min(most, len(text)), longest, -1):
-                if text.endswith(value[:n]):
-                    longest = n
+            at = text.find(value[:1], max(0, len(text) - most))
+            while 0 <= at < len(text) - longest:
+                if value.startswith(text[at:]):
+                    longest = len(text) - at
                     break
+                at = text.find(value[:1], at + 1)
         return longest
 
 
 def _redactor() -> Redactor | None:
-    """What the environment asks to hide; it is taken out of it."""
-    told = os.environ.pop(HIDE, None)
-    if told is None:
+    """What the harness asks to hide; the variable is taken out of the environment."""
+    size = int(os.environ.pop(HIDE, "0"))
+    if not size:
         return None
     import json
 
+    told = b""
+    while len(told) < size:
+        data = os.read(0, size - len(told))
+        if not data:
+            sys.exit(1)  # the harness is gone already
+        told += data
     asked = json.loads(told)
     return Redactor([os.fsencode(v) for v in asked["values"]], asked["mark"].encode())
 

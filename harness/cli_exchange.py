@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli_history import Results, Texts, opened, option, variants_of
+from harness.cli_history import Results, Texts, opened, option, query_of
 from harness.errors import UsageError
 
 FORMATS = "csv|parquet|json|llm-d|openmetrics"
@@ -106,27 +106,26 @@ def export(
 ) -> None:
     """Write runs, or a selection of the history, for other tools."""
     from harness.exchange import exporting
-    from harness.history.query import Query, moment
+    from harness.history.query import Query
 
     if form not in exporting.FORMATS:
         raise UsageError(f"--format {form}: give {', '.join(exporting.FORMATS)}")
     if timestamps and form != "openmetrics":
         raise UsageError("--timestamps goes with --format openmetrics")
-    now = datetime.now(UTC)
-    query = Query(
-        metric=tuple(metric or ()),
-        engine=tuple(engine or ()),
-        variant=variants_of(variant or []),
-        profile=tuple(profile or ()),
-        drafter=tuple(drafter or ()),
-        target=tuple(target or ()),
-        load=tuple(load or ()),
-        workload=tuple(workload or ()),
-        suite=tuple(suite or ()),
-        source=tuple(source or ()),
+    query = query_of(
+        metric=metric,
+        engine=engine,
+        variant=variant,
+        profile=profile,
+        drafter=drafter,
+        target=target,
+        load=load,
+        workload=workload,
+        suite=suite,
+        source=source,
         commit=commit,
-        since=None if since is None else moment("--since", since, now),
-        until=None if until is None else moment("--until", until, now),
+        since=since,
+        until=until,
     )
     if runs and (query != Query() or limit is not None):
         raise UsageError("filters choose from the history; give them or folders of runs, not both")

@@ -62,23 +62,20 @@ def history(
     """List the runs of a results folder, or follow a metric over them with --metric."""
     if as_json and as_csv:
         raise UsageError("--json --csv: give one of them")
-    from harness.history.query import Query, moment
-
-    now = datetime.now(UTC)
-    query = Query(
-        metric=tuple(metric or ()),
-        engine=tuple(engine or ()),
-        variant=variants_of(variant or []),
-        profile=tuple(profile or ()),
-        drafter=tuple(drafter or ()),
-        target=tuple(target or ()),
-        load=tuple(load or ()),
-        workload=tuple(workload or ()),
-        suite=tuple(suite or ()),
-        source=tuple(source or ()),
+    query = query_of(
+        metric=metric,
+        engine=engine,
+        variant=variant,
+        profile=profile,
+        drafter=drafter,
+        target=target,
+        load=load,
+        workload=workload,
+        suite=suite,
+        source=source,
         commit=commit,
-        since=None if since is None else moment("--since", since, now),
-        until=None if until is None else moment("--until", until, now),
+        since=since,
+        until=until,
     )
     found = opened(results)
     form = "json" if as_json else "csv" if as_csv else "table"
@@ -87,6 +84,22 @@ def history(
     else:
         tell_runs(found, query, limit or 20, form)
     tell_problems(found, every=problems)
+
+
+def query_of(
+    *, variant: Texts, commit: str | None, since: str | None, until: str | None, **names: Texts
+) -> Query:
+    """What the options above ask for. Raises `UsageError`."""
+    from harness.history.query import Query, moment
+
+    now = datetime.now(UTC)
+    return Query(
+        variant=variants_of(variant or []),
+        commit=commit,
+        since=None if since is None else moment("--since", since, now),
+        until=None if until is None else moment("--until", until, now),
+        **{name: tuple(given or ()) for name, given in names.items()},
+    )
 
 
 def variants_of(given: list[str]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -110,6 +111,10 @@ def _code_of_others(error: BaseException, program: str) -> int:
         return 3
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         complain(f"{error.filename}: {(error.strerror or 'cannot be used').lower()}", program)
+        return 2
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        # What was written to had a name once; standard output has none.
+        complain(f"cannot be written: {(error.strerror or 'the disk is full').lower()}", program)
         return 2
     complain(f"internal error: {type(error).__name__}: {error} (--debug shows where)", program)
     return 70

@@ -147,6 +147,8 @@ def write(chosen: Chosen, form: str, out: Path | None, *, timestamps: bool) -> N
 def _check_file(out: Path) -> None:
     if out.is_dir():
         raise UsageError(f"--out {out}: a folder; give a file's name")
+    if out.exists() and not out.is_file():  # a device would be replaced by a file
+        raise UsageError(f"--out {out}: not a plain file; leave --out away for standard output")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: no such folder; make it first")
 

@@ -15,6 +15,8 @@ from harness.history.points import load_text
 from harness.measure.definitions import DEFINITIONS
 from harness.records import LoadPoint
 
+COUNTS_END = 2**63
+"""What is counted is less: a table's column holds no more."""
 PARTS = ("mean", "p50", "p90", "p95", "p99")
 
 # Figures of other tools that this harness's definitions do not have: unit, and which way is better.
@@ -47,7 +49,9 @@ def number(value: Any) -> float | None:
 def whole(value: Any) -> int | None:
     """A count; None for anything else."""
     found = number(value)
-    return int(found) if found is not None and found >= 0 and found == int(found) else None
+    if found is None or not 0 <= found < COUNTS_END or found != int(found):
+        return None
+    return int(found)
 
 
 def text(value: Any) -> str | None:
@@ -102,6 +106,23 @@ def latency(metric: str, parts: Mapping[str, float | None], n: int | None) -> li
     ]
 
 
+def in_milliseconds(
+    document: Mapping[str, Any], latencies: Mapping[str, str], n: int | None
+) -> list[Figure]:
+    """Latencies as the benchmarks of vLLM and SGLang name them: `median_ttft_ms`."""
+    figures = []
+    for metric, name in latencies.items():
+        keys = {part: f"{'median' if part == 'p50' else part}_{name}_ms" for part in PARTS}
+        parts = {p: scaled(document[k], 1e-3) for p, k in keys.items() if k in document}
+        figures += latency(metric, parts, n)
+    return figures
+
+
+def plain(document: Mapping[str, Any], names: Mapping[str, str]) -> list[Figure]:
+    """Figures that are numbers at the top, in this harness's units already."""
+    return [figure(m, number(document[key])) for m, key in names.items() if key in document]
+
+
 def load_of(
     concurrency: int | None,
     rate: float | None,
@@ -129,7 +150,7 @@ def failed_share(ok: float | None, failed: float | None) -> list[Figure]:
     """Of all requests, where both counts are known."""
     if ok is None or failed is None or ok + failed <= 0:
         return []
-    return [figure("requests_failed_share", failed / (ok + failed), int(ok + failed))]
+    return [figure("requests_failed_share", failed / (ok + failed), whole(ok + failed))]
 
 
 def utc(when: datetime) -> str:

@@ -20,8 +20,8 @@ from typing import Literal
 
 import msgspec
 
-from harness.errors import UsageError
-from harness.exchange.fields import from_epoch, text, utc
+from harness.errors import UsageError, one_line
+from harness.exchange.fields import COUNTS_END, from_epoch, text, utc
 from harness.exchange.reading import Document, check_beginning, documents
 from harness.exchange.recognise import AIPERF, AIPERF_RECORDS, Tool, tool_of
 from harness.exchange.records import (
@@ -35,7 +35,7 @@ from harness.exchange.records import (
 from harness.exchange.tables import from_document, is_points, read_points
 from harness.history.points import utc_text
 from harness.history.records import Point
-from harness.measure.store import MANIFEST, SUMMARY, read_json, to_json
+from harness.measure.store import MANIFEST, SUMMARY, read_json, to_json, write_atomic
 from harness.records import Record
 
 KEPT_BYTES = 10_000_000
@@ -77,18 +77,21 @@ def import_paths(paths: Sequence[Path], root: Path, given: Given) -> Outcome:
     """
     done: list[Done] = []
     skipped: list[Skipped] = []
+    imports = _Imports(root)
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
         if path.is_dir():
-            own, left = _import_folder(path, root, given)
+            own, left = _import_folder(path, imports, given)
             if not own:
                 first = f", such as {left[0].reason}" if left else ""
                 raise UsageError(f"{path}: nothing in it could be imported{first}")
             done += own
             skipped += left
+        elif not path.is_file():  # a pipe may never begin, and is read but once
+            raise UsageError(f"{path}: not a plain file; write it to one first")
         else:
-            done.append(_import_file(path, root, given, set())[0])
+            done.append(_import_file(path, imports, given, set())[0])
     return Outcome(done=tuple(done), skipped=tuple(skipped))
 
 
@@ -123,7 +126,7 @@ def _told(one: Done) -> dict[str, object]:
     }
 
 
-def _import_folder(path: Path, root: Path, given: Given) -> tuple[list[Done], list[Skipped]]:
+def _import_folder(path: Path, imports: _Imports, given: Given) -> tuple[list[Done], list[Skipped]]:
     done: list[Done] = []
     files, skipped = _files(path)
     summaries: set[Path] = set()
@@ -134,7 +137,7 @@ def _import_folder(path: Path, root: Path, given: Given) -> tuple[list[Done], li
         try:
             if file.parent in summaries and _is_records(file):
                 raise UsageError(f"{file}: records of the summary beside it, which was imported")
-            one, tool = _import_file(file, root, given, seen)
+            one, tool = _import_file(file, imports, given, seen)
         except (UsageError, OSError) as error:
             skipped.append(Skipped(file=file, reason=_reason(error, file)))
             continue
@@ -193,31 +196,36 @@ def _is_records(file: Path) -> bool:
 
 
 def _import_file(
-    file: Path, root: Path, given: Given, seen: set[bytes]
+    file: Path, imports: _Imports, given: Given, seen: set[bytes]
 ) -> tuple[Done, Tool | None]:
     """Import one file. `seen`: of every result in files before it; its own are added."""
     check_beginning(file)
-    data = file.read_bytes()
-    about = _About(file, data)
-    before = find_import(root, about.digest)
-    points = read_points(data, file)
-    tool: Tool | None = None
-    found: list[Document] = []
-    if points is None:
-        found = documents(data, file)
-        if len(found) == 1 and is_points(found[0]):
-            points = from_document(found[0], file)
-        else:
-            tool = tool_of(found, file)
-            found = _unseen(found, seen, file)
+    about = _About(file, file.read_bytes())
+    before = imports.find(about.digest)
+    try:
+        points, tool, found = _told_in(about, seen)
+    except RecursionError:  # of a text that was just read
+        raise UsageError(f"{file}: nested too deeply") from None
     if before is not None:
         record = read_json(before / IMPORT, Import)
         return Done(file=file, folder=before, record=record, known=True), tool
     if tool is None:
-        record = _of_points(about, points or [])
+        record = _of_points(about, points)
     else:
         record = _of_results(about, tool, tool.convert(found), given)
-    return Done(file=file, folder=_store(root, about, record), record=record, known=False), tool
+    return Done(file=file, folder=imports.store(about, record), record=record, known=False), tool
+
+
+def _told_in(about: _About, seen: set[bytes]) -> tuple[list[Point], Tool | None, list[Document]]:
+    """A file's points; else the tool that wrote it, and its results."""
+    points = read_points(about.data, about.file)
+    if points is not None:
+        return points, None, []
+    found = documents(about.data, about.file)
+    if len(found) == 1 and is_points(found[0]):
+        return from_document(found[0], about.file), None, []
+    tool = tool_of(found, about.file)
+    return [], tool, _unseen(found, seen, about.file)
 
 
 def _unseen(found: list[Document], seen: set[bytes], file: Path) -> list[Document]:
@@ -272,6 +280,11 @@ class _About:
 def _of_points(about: _About, points: Sequence[Point]) -> Import:
     if not points:
         raise UsageError(f"{about.file}: there is no point in it")
+    for p in points:
+        if p.n is not None and not 0 <= p.n < COUNTS_END:
+            raise UsageError(
+                f"{about.file}: {one_line(p.metric, 40)}: n={one_line(str(p.n), 40)} is no count"
+            )
     try:
         kept = [
             msgspec.structs.replace(p, folder=None, created=utc_text(p.created)) for p in points
@@ -347,28 +360,35 @@ def _last(name: str | None) -> str | None:
     return (name.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or None) if name else None
 
 
-def find_import(root: Path, digest: str) -> Path | None:
-    """The folder that a file of this SHA-256 was imported into."""
-    for folder in sorted((root / IMPORTED).glob(f"*-{digest[:12]}")):
-        if (folder / IMPORT).is_file() and read_json(folder / IMPORT, Import).sha256 == digest:
-            return folder
-    return None
+class _Imports:
+    """The folders of all imports below a results' root, listed once however many files come."""
 
+    def __init__(self, root: Path) -> None:
+        self.base = root / IMPORTED
+        self._folders: dict[str, list[Path]] = {}
+        for folder in sorted(self.base.glob("*-*")):
+            self._folders.setdefault(folder.name.rpartition("-")[2], []).append(folder)
 
-def _store(root: Path, about: _About, record: Import) -> Path:
-    base = root / IMPORTED
-    base.mkdir(parents=True, exist_ok=True)
-    final = base / about.folder(record.created, record.tool)
-    work = Path(tempfile.mkdtemp(dir=base, prefix=f".{final.name}-"))
-    try:
-        work.chmod(0o755)
-        if record.original is not None:
-            (work / record.original).write_bytes(about.data)
-        with open(work / IMPORT, "wb") as file:
-            file.write(to_json(record))
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(work, final)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return final
+    def find(self, digest: str) -> Path | None:
+        """The folder that a file of this SHA-256 was imported into."""
+        for folder in self._folders.get(digest[:12], ()):
+            told = folder / IMPORT
+            if told.is_file() and read_json(told, Import).sha256 == digest:
+                return folder
+        return None
+
+    def store(self, about: _About, record: Import) -> Path:
+        """Write an import's folder, whole or not at all."""
+        self.base.mkdir(parents=True, exist_ok=True)
+        final = self.base / about.folder(record.created, record.tool)
+        work = Path(tempfile.mkdtemp(dir=self.base, prefix=f".{final.name}-"))
+        try:
+            work.chmod(0o755)
+            if record.original is not None:
+                write_atomic(work / record.original, about.data)
+            write_atomic(work / IMPORT, to_json(record))
+            os.rename(work, final)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        self._folders.setdefault(about.digest[:12], []).append(final)
+        return final

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from harness.exchange.fields import PARTS
 from harness.history.records import NO_LOAD, Point
 from harness.records import Record
 
@@ -31,7 +32,6 @@ RATES = {
     "total_tokens_per_s": ("total_token_rate", "tokens/s"),
     "requests_per_s": ("request_rate", "queries/s"),
 }
-PARTS = ("mean", "p50", "p90", "p95", "p99")
 Group = tuple[str, str, str, str, str]
 """run_id, engine, variant, workload, load."""
 

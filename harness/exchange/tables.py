@@ -11,7 +11,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from harness.history.records import Point
 from harness.measure.store import check_version, to_json
 from harness.records import Record
 
+T = TypeVar("T")
 POINTS_VERSION = "1.0"
 COLUMNS = Point.__struct_fields__
 NUMBERS = ("value", "ci_low", "ci_high")
@@ -88,10 +89,7 @@ def is_points(document: Document) -> bool:
 
 def from_document(document: Document, path: Path) -> list[Point]:
     """The points of a JSON export. Raises `UsageError` that names `path`."""
-    try:
-        found = msgspec.convert(document, Points)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {plain_words(str(error))}") from None
+    found = _through_json(document, Points, str(path))
     check_version(path, found.schema_version)
     return list(found.points)
 
@@ -143,8 +141,15 @@ def _value(name: str, cell: str, path: Path, row: int) -> Any:
 
 
 def _point(values: dict[str, Any], path: Path, row: int) -> Point:
+    return _through_json(values, Point, f"{path}: row {row}")
+
+
+def _through_json(values: dict[str, Any], kind: type[T], where: str) -> T:
+    """A record of the values, so that what it could not be written with is refused as well.
+
+    That is what is no number at all, as NaN, and half a character.
+    """
     try:
-        # Through JSON, so that what is no number at all, as NaN, is refused as well.
-        return msgspec.json.decode(json.dumps(values, allow_nan=False), type=Point)
+        return msgspec.json.decode(json.dumps(values, allow_nan=False), type=kind)
     except ValueError as error:
-        raise UsageError(f"{path}: row {row}: {plain_words(str(error))}") from None
+        raise UsageError(f"{where}: {plain_words(str(error))}") from None

@@ -33,7 +33,10 @@ ENGINE_LOG = "engine.log"
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write `path` whole, its folder too where it is missing, and wait for the disk."""
+    """Write `path` whole, its folder too where it is missing, and wait for the disk.
+
+    An `OSError` names a file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     put_whole(path, data, sync=True)
 
@@ -49,9 +52,11 @@ def put_whole(path: Path, data: bytes, *, sync: bool) -> None:
                 os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a full disk names no file
         raise
 
 

@@ -98,6 +98,8 @@ def test_the_log_and_the_error_show_no_secret(
     import textwrap
 
     monkeypatch.setenv("GIVEN_PASSWORD", "planted-environment")
+    # As written in another way, more than one variable can hold.
+    monkeypatch.setenv("CERTIFICATE_KEY", 'planted"\n' * 10_000)
     (tmp_path / "server.py").write_text(textwrap.dedent(SERVER))
     log = tmp_path / "engine.log"
     with EngineProcess(

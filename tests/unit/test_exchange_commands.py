@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +141,8 @@ def test_a_report_alone_may_be_a_file_and_several_may_not(
         export_files(one, "csv", tmp_path / "no" / "where.csv")
     with pytest.raises(UsageError, match="a folder; give a file's name"):
         export_files(one, "csv", tmp_path)
+    with pytest.raises(UsageError, match="not a plain file"):
+        export_files(one, "csv", Path("/dev/null"))
 
 
 def test_the_import_of_an_export_is_the_same_history(
@@ -166,3 +170,31 @@ def test_a_folder_that_is_no_run_is_named_and_left_out(run: Path) -> None:
 def test_parquet_goes_to_a_pipe(run: Path, harness: Typed) -> None:
     done = harness("export", run, "--format", "parquet")
     assert done.code == 0 and done.out.startswith(b"PAR1")
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(
+    run: Path, tmp_path: Path, harness: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    out = tmp_path / "points.csv"
+    done = harness("export", run, "--out", out)
+    assert (done.code, done.out) == (2, b"")
+    assert done.err == f"harness: {out}: no space left on device\n"
+    assert not out.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_standard_output_that_takes_no_more_is_one_line(run: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", "export", str(run)],
+            cwd=REPO,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "harness: cannot be written: no space left on device\n"

@@ -229,3 +229,53 @@ def test_a_date_of_exported_points_that_is_none_is_told(tmp_path: Path) -> None:
     file.write_bytes(to_csv([point(created="yesterday")]))
     with pytest.raises(UsageError, match=r"points\.csv: created: 'yesterday' is no date"):
         import_paths([file], tmp_path / "results", NOTHING)
+
+
+def test_what_one_call_has_imported_it_knows(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{name}.json", vllm()) for name in "ab"]
+    first, second = import_paths(files, tmp_path / "results", NOTHING).done
+    assert (first.known, second.known) == (False, True)
+    assert second.folder == first.folder and second.record == first.record
+
+
+@pytest.mark.parametrize(
+    ("changed", "wanted"),
+    [
+        ({"n": 10**30}, "ttft_s.p50: n=1000.* is no count"),
+        ({"n": -1}, "n=-1 is no count"),
+        ({"profile": "half \ud800"}, "JSON is malformed"),
+        ({"value": float("nan")}, "Out of range"),
+    ],
+)
+def test_points_that_no_file_could_hold_are_refused(
+    tmp_path: Path, changed: dict[str, Any], wanted: str
+) -> None:
+    told = {**msgspec.to_builtins(point("ttft_s.p50")), **changed}
+    file = write(tmp_path / "a.json", {"schema_version": "1.0", "points": [told]})
+    with pytest.raises(UsageError, match=rf"a\.json: .*{wanted}"):
+        import_paths([file], tmp_path / "results", NOTHING)
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_count_that_is_too_large_is_not_known(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.json", vllm(completed=2e19, failed=2e19))
+    points = imported(file, tmp_path / "results").points
+    assert {p.n for p in points} == {None}
+    assert to_parquet(points)
+
+
+@pytest.mark.parametrize("depth", range(950, 1000, 2))
+def test_no_depth_of_nesting_is_too_much(tmp_path: Path, depth: int) -> None:
+    (tmp_path / "a.json").write_text(
+        '{"x": ' + "[" * depth + "]" * depth + "," + json.dumps(vllm())[1:]
+    )
+    try:
+        import_paths([tmp_path / "a.json"], tmp_path / "results", NOTHING)
+    except UsageError as error:
+        assert "nested too deeply" in str(error)
+
+
+def test_a_pipe_is_refused_before_it_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe: not a plain file"):
+        import_paths([tmp_path / "pipe"], tmp_path / "results", NOTHING)

@@ -422,6 +422,19 @@ def test_an_atomic_write_leaves_the_old_file_when_it_fails(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_atomic_write_that_fails_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError) as failed:
+        write_atomic(tmp_path / "f.json", b"new")
+    assert failed.value.filename == str(tmp_path / "f.json")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "summary.json"])
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, name: str) -> None:
     folder = RunFolder(tmp_path)

@@ -11,7 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.exchange.fields import figure, inside, latency, load_of, number, scaled, text, whole
+from harness.exchange.fields import (
+    figure,
+    in_milliseconds,
+    inside,
+    load_of,
+    number,
+    plain,
+    text,
+    whole,
+)
 from harness.exchange.reading import Document
 from harness.exchange.records import Foreign, ForeignVariant
 from harness.history.figures import Figure
@@ -20,7 +29,6 @@ NAME = "sglang-bench"
 SHOWN = "SGLang bench_serving"
 LATENCIES = {"ttft_s": "ttft", "tpot_s": "tpot", "e2el_s": "e2e_latency"}
 OWN_PROTOCOL = ("sglang", "sglang-native")
-_KEYS = {"mean": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
 PLAIN = {
     "output_tokens_per_s": "output_throughput",
     "prompt_tokens_per_s": "input_throughput",
@@ -89,14 +97,7 @@ def _figures(document: Document, backend: str) -> list[Figure]:
     names = dict(LATENCIES)
     if backend not in OWN_PROTOCOL and not accepted:  # else gaps are divided among tokens
         names["icl_s"] = "itl"
-    figures = []
-    for metric, name in names.items():
-        keys = {part: f"{key}_{name}_ms" for part, key in _KEYS.items()}
-        parts = {p: scaled(document[k], 1e-3) for p, k in keys.items() if k in document}
-        figures += latency(metric, parts, n)
-    for metric, key in PLAIN.items():
-        if key in document:
-            figures.append(figure(metric, number(document[key])))
+    figures = in_milliseconds(document, names, n) + plain(document, PLAIN)
     if accepted:
         figures.append(figure("server_accept_length", accepted))
     return figures

@@ -12,10 +12,11 @@ from harness.exchange.fields import (
     failed_share,
     figure,
     from_format,
-    latency,
+    in_milliseconds,
     listed,
     load_of,
     number,
+    plain,
     scaled,
     text,
     whole,
@@ -27,7 +28,6 @@ from harness.history.figures import Figure
 NAME = "vllm-bench"
 SHOWN = "vLLM bench serve"
 LATENCIES = {"ttft_s": "ttft", "tpot_s": "tpot", "icl_s": "itl", "e2el_s": "e2el"}
-_KEYS = {"mean": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
 PLAIN = {
     "output_tokens_per_s": "output_throughput",
     "total_tokens_per_s": "total_token_throughput",
@@ -78,14 +78,7 @@ def _engine(backend: str | None) -> str:
 
 def _figures(document: Document) -> list[Figure]:
     n = whole(document.get("completed"))
-    figures = []
-    for metric, name in LATENCIES.items():
-        keys = {part: f"{key}_{name}_ms" for part, key in _KEYS.items()}
-        parts = {p: scaled(document[k], 1e-3) for p, k in keys.items() if k in document}
-        figures += latency(metric, parts, n)
-    for metric, key in PLAIN.items():
-        if key in document:
-            figures.append(figure(metric, number(document[key])))
+    figures = in_milliseconds(document, LATENCIES, n) + plain(document, PLAIN)
     # Some versions wrote the key with a colon at its end.
     for key in ("request_goodput", "request_goodput:"):
         if document.get(key) is not None:
