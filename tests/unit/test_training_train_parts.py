@@ -365,17 +365,6 @@ def test_the_vocabulary_is_read_as_offsets(tmp_path: Path) -> None:
         read_vocabulary(path, 10)
 
 
-def test_a_new_drafter_begins_with_the_targets_head_and_last_norm(tmp_path: Path) -> None:
-    build_target("deepseek", tmp_path)
-    facts, tensors = read_facts(tmp_path), read_tensors(read_facts(tmp_path))
-    tensors = msgspec.structs.replace(tensors, norm=torch.rand(facts.hidden_size) + 0.5)
-    kept = torch.tensor([1, 4, 6])
-    section = HeadSection(kind="mla")
-    made = build(section, facts, tensors, aux_layers=(0, 1, 3), kept=kept, seed=0)
-    assert torch.equal(made.norm.weight, tensors.norm)
-    assert torch.equal(made.lm_head.weight, tensors.lm_head[kept].float())
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [

@@ -86,10 +86,7 @@ def _from_scratch(
     kept: Tensor | None,
     seed: int,
 ) -> Eagle3Drafter:
-    """Random matrices of unit gain; the target's embedding, its head's rows and its last norm.
-
-    The head was made for states of that norm's scale in each dimension.
-    """
+    """Random matrices of unit gain; the target's embedding, and its head's rows to begin with."""
     whole = kept is None or len(kept) == facts.vocab_size
     spec = scratch_spec(section, facts, aux_layers, facts.vocab_size if kept is None else len(kept))
     try:
@@ -115,8 +112,6 @@ def _filled(
             continue
         if name == "lm_head.weight":
             value = (tensors.lm_head if kept is None else tensors.lm_head[kept]).float().clone()
-        elif name == "norm.weight" and parameter.shape == tensors.norm.shape:
-            value = tensors.norm.float().clone()
         elif parameter.dim() == 2:
             value = torch.empty(parameter.shape)
             torch.nn.init.normal_(value, std=parameter.shape[1] ** -0.5, generator=generator)
