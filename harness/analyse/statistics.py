@@ -10,7 +10,6 @@ import msgspec
 from harness.findings import Interval, Verdict
 from harness.measure.metrics import Better
 
-
 LARGEST = math.log(1e300)
 """An end further out is none: two starts far apart, at an error rate divided among many rows."""
 

@@ -164,7 +164,7 @@ def test_of_three_runs_the_first_is_the_reference(call: Call, tmp_path: Path) ->
         (["a", "b", "--metric", "zzz"], "no such metric; known are output_tokens_per_s"),
         (["a", "b", "--metric", ""], "no such metric; known are output_tokens_per_s"),
         (["a", "b", "--where", ""], "--where : give KEY=VALUE"),
-        (["b", "--where", "a"], "--where a: give KEY=VALUE"),
+        (["b", "--where", "engine"], "--where engine: give KEY=VALUE"),
         (["a", "b", "--markdown", "sweep"], "sweep: is a folder"),
         (["a", "b", "--metric", "goodput_per_s"], "no figure that both have"),
         (["a", "damaged"], "summary.json: cannot be read"),
