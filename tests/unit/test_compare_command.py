@@ -308,6 +308,14 @@ def test_one_start_alone_bears_no_verdict() -> None:
     assert again.method.startswith("2 paired blocks of one start")
 
 
+def test_a_ratio_that_no_number_holds_is_none_and_says_why() -> None:
+    tiny, huge = ({"speculative": [value, value]} for value in (1e-200, 1e200))
+    rows = rows_of(stored("b", cells_of(huge)), stored("a", cells_of(tiny)))
+    told = row(rows, "output_tokens_per_s")
+    assert (told.ratio, told.verdict) == (None, "undecided")
+    assert (told.note or "").startswith("so far apart")
+
+
 def test_blocks_where_many_requests_failed_have_no_verdict() -> None:
     bad = cells_of(SLOWER)
     bad[0] = msgspec.structs.replace(bad[0], metrics=metrics(45.0, failed=4), status="partial")
