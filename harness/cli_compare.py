@@ -63,8 +63,13 @@ def compare(
 ) -> None:
     """Hold runs against the first of them. Exit 1 if something is worse, 4 if a run is void."""
     tolerances = parse_tolerances(tolerance or [])
+    if markdown is not None and markdown.is_dir():
+        raise UsageError(f"--markdown {markdown}: is a folder; give the name of a file")
     if markdown is not None and not markdown.absolute().parent.is_dir():
         raise UsageError(f"--markdown {markdown}: no such folder; make it first")
+    for item in where or ():
+        if "=" not in item:
+            raise UsageError(f"--where {item}: give KEY=VALUE, such as engine=vllm")
     from harness.analyse.across.rows import Wanted
     from harness.compare import compare as do_compare
     from harness.compare import exit_code

@@ -39,10 +39,11 @@ def compare(operands: Sequence[str], wanted: Wanted, results: Path = Path("resul
 
     `results`: where the runs lie that a selection chooses from.
     """
-    for option, names in (("--tolerance", wanted.tolerances), ("--metric", wanted.metrics)):
-        for name in names:
-            if name:
-                check_name(option, name)
+    for name in wanted.tolerances:
+        if name:  # else of all metrics
+            check_name("--tolerance", name)
+    for name in wanted.metrics:
+        check_name("--metric", name)
     if len(operands) < 2:
         raise UsageError("compare: give two runs or more, the reference first")
     folders = [operand for operand in operands if not is_selection(operand)]

@@ -10,6 +10,9 @@ import msgspec
 from harness.findings import Interval, Verdict
 from harness.measure.metrics import Better
 
+LARGEST = math.log(1e300)
+"""An end further out is none: two starts far apart, at an error rate divided among many rows."""
+
 
 class LogMean(msgspec.Struct, frozen=True, kw_only=True):
     """A mean of `units` independent values on the log scale, and how far it may be off.
@@ -42,7 +45,7 @@ class LogMean(msgspec.Struct, frozen=True, kw_only=True):
     def interval(self, confidence: float) -> tuple[float, float] | None:
         """The interval of the ratio; None where it has none, as it is without any end."""
         half = self.half(confidence)
-        if half is None or not math.isfinite(half):
+        if half is None or abs(self.mean) + half > LARGEST:
             return None
         return math.exp(self.mean - half), math.exp(self.mean + half)
 

@@ -162,6 +162,10 @@ def test_of_three_runs_the_first_is_the_reference(call: Call, tmp_path: Path) ->
         (["a", "b", "--tolerance", "3%,4%"], "all metrics has two tolerances"),
         (["a", "b", "--tolerance", "outputtokens=3%"], "did you mean output_tokens_per_s?"),
         (["a", "b", "--metric", "zzz"], "no such metric; known are output_tokens_per_s"),
+        (["a", "b", "--metric", ""], "no such metric; known are output_tokens_per_s"),
+        (["a", "b", "--where", ""], "--where : give KEY=VALUE"),
+        (["b", "--where", "engine"], "--where engine: give KEY=VALUE"),
+        (["a", "b", "--markdown", "sweep"], "sweep: is a folder"),
         (["a", "b", "--metric", "goodput_per_s"], "no figure that both have"),
         (["a", "damaged"], "summary.json: cannot be read"),
         (["a", "later"], "written with schema 9.0"),
@@ -302,6 +306,14 @@ def test_one_start_alone_bears_no_verdict() -> None:
     again = row(both, "output_tokens_per_s")
     assert (again.units, again.verdict) == ((2, 2), "undecided")
     assert again.method.startswith("2 paired blocks of one start")
+
+
+def test_a_ratio_that_no_number_holds_is_none_and_says_why() -> None:
+    tiny, huge = ({"speculative": [value, value]} for value in (1e-200, 1e200))
+    rows = rows_of(stored("b", cells_of(huge)), stored("a", cells_of(tiny)))
+    told = row(rows, "output_tokens_per_s")
+    assert (told.ratio, told.verdict) == (None, "undecided")
+    assert (told.note or "").startswith("so far apart")
 
 
 def test_blocks_where_many_requests_failed_have_no_verdict() -> None:

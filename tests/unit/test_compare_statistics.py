@@ -279,3 +279,12 @@ def test_log_mean_has_as_many_degrees_of_freedom_as_it_is_given() -> None:
     assert plain.freedom == 2
     other = msgspec.structs.replace(plain, degrees=7.5)
     assert (other.half(0.95) or 0) < (plain.half(0.95) or 0)
+
+
+def test_two_starts_far_apart_have_no_interval_at_a_strict_level_rather_than_an_overflow() -> None:
+    """One degree of freedom: t at the level of 300 rows is in the thousands."""
+    found = log_mean([0.0, 0.5])
+    assert found.interval(0.95) is not None
+    assert found.interval(1 - 0.05 / 300) is None
+    told = judged(found, level=0.05 / 300, strict=0.05 / 300, better="higher", min_effect=0.03)
+    assert (told.verdict, told.low, told.high) == ("undecided", None, None)

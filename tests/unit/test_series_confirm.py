@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.analyse.series.confirm import confirm
 from harness.analyse.series.gate import gate
-from harness.analyse.series.records import Change, Config
+from harness.analyse.series.records import DEFAULT, Change, Config
 from harness.findings import Interval
 
 GOOD = [100.0, 100.6, 99.5, 100.1]
@@ -80,6 +80,13 @@ def test_too_few_blocks_decide_nothing() -> None:
     for fresh, other in (([], GOOD), ([97.0], GOOD), (BAD, [100.0]), ([None, math.nan], GOOD)):
         said = confirm(change(), fresh, reference=other)
         assert said.verdict == "undecided" and said.more > 0
+
+
+def test_blocks_that_never_have_a_value_end_at_the_last_look() -> None:
+    most = DEFAULT.looks * DEFAULT.blocks
+    for fresh, other in (([None] * most, GOOD), (BAD, [None] * most), ([None] * most, None)):
+        said = confirm(change(), fresh, reference=other)
+        assert (said.verdict, said.more) == ("undecided", 0)
 
 
 def test_a_difference_smaller_than_is_worth_a_word_is_no_alarm() -> None:

@@ -17,7 +17,7 @@ from harness.analyse.across.shares import Answers, share_effect
 from harness.analyse.compare import interval_confidence
 from harness.analyse.data import MOST_FAILED
 from harness.analyse.speed import forced_length
-from harness.analyse.statistics import LogMean, percent_of
+from harness.analyse.statistics import LARGEST, LogMean, percent_of
 from harness.records import LoadPoint
 
 Tolerances = Mapping[str, float]
@@ -148,6 +148,8 @@ class Rows:
         if first is None or second is None:
             return _nothing(parts, "a value of 0 has no ratio")
         told = effect(first, second, unpaired=self._why_unpaired(key, other))
+        if told.found is not None and abs(told.found.mean) > LARGEST:
+            return _nothing(parts, "so far apart that no number holds the ratio")
         if key.metric in SHARES:
             return msgspec.structs.replace(
                 told,

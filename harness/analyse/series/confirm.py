@@ -68,7 +68,7 @@ def confirm(
     new, old = _known(fresh), _known(reference or ())
     enough = len(new) >= 2 and (reference is None or len(old) >= 2)
     if not enough:
-        return _too_few(change, config)
+        return _too_few(change, max(len(fresh), len(reference or ())), config)
     ruler = _ruler(change, [*new, *old], better)
     suspected = abs(ruler.of(change.after.value) - ruler.of(change.before.value))
     side = _side([ruler.of(v) for v in new])
@@ -151,13 +151,13 @@ def _open(
     return Confirmation(verdict="undecided", effect=effect, machine=machine, why=why, more=more)
 
 
-def _too_few(change: Change, config: Config) -> Confirmation:
+def _too_few(change: Change, measured: int, config: Config) -> Confirmation:
+    """`measured`: blocks with a value or without; where none ever has one, it ends all the same."""
     value = change.effect.value if change.effect else 1.0
     why = "fewer than two fresh blocks of a version have a value"
     effect = Interval(value=value)
-    return Confirmation(
-        verdict="undecided", effect=effect, machine=None, why=why, more=config.blocks
-    )
+    more = config.blocks if measured < config.looks * config.blocks else 0
+    return Confirmation(verdict="undecided", effect=effect, machine=None, why=why, more=more)
 
 
 def _said(verdict: Answer, effect: Interval, machine: Interval | None, why: str) -> Confirmation:
