@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from harness.ending import complain
@@ -93,13 +94,14 @@ def query_of(
     from harness.history.query import Query, moment
 
     now = datetime.now(UTC)
-    return Query(
+    query = Query(
         variant=variants_of(variant or []),
         commit=commit,
         since=None if since is None else moment("--since", since, now),
         until=None if until is None else moment("--until", until, now),
-        **{name: tuple(given or ()) for name, given in names.items()},
     )
+    texts = {name: tuple(given or ()) for name, given in names.items()}
+    return msgspec.structs.replace(query, **texts)
 
 
 def variants_of(given: list[str]) -> tuple[str, ...]:
