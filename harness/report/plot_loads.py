@@ -226,7 +226,7 @@ def speedup(series: Sequence[Series]) -> Plot | None:
     ax.set_ylabel("speed-up, output tokens/s")
     ax.set_title("Speed-up by load")
     if len(drawn) > 1:
-        ax.legend()
+        figure.legend(loc="outside lower center", ncols=2)
     return style.finished(
         figure,
         "speedup",
@@ -358,7 +358,7 @@ def frontier(series: Sequence[Series], gpus: Mapping[str, int | None]) -> Plot |
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
     ax.set_title("Frontier")
-    ax.legend()
+    figure.legend(loc="outside lower center", ncols=2)
     units = " or ".join(dict.fromkeys(one.unit for one in series))
     return style.finished(
         figure,
