@@ -112,8 +112,8 @@ def throughput(groups: Sequence[Group]) -> Plot | None:
         "speed",
         title="Output throughput",
         alt="Output tokens per second by load. " + " ".join(_said(g) for g in groups),
-        caption="Each small mark is one block, the bar its variant's figure in the table; a line joins the two "
-        "blocks of a pair. Above: the ratio of the paired blocks with its interval.",
+        caption="Each small mark is one block, the bar its variant's figure in the table; a line "
+        "joins the two blocks of a pair. Above: the ratio of the paired blocks with its interval.",
         wide=len(groups) > 3,
     )
 
