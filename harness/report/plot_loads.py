@@ -99,7 +99,8 @@ def effects(groups: Sequence[Group]) -> Plot | None:
                 _effect(ax, y, row)
                 said.append(
                     f"{spec.label.split(',')[0]}, {known[y].name}: "
-                    f"{words.ratio(row.ratio, row.ci_low, row.ci_high)}, {row.verdict}"
+                    f"{words.ratio(row.ratio, row.ci_low, row.ci_high)}, "
+                    f"{row.verdict or 'no verdict'}"
                 )
         _effect_axis(ax, spec.label.split(",")[0], rows, more_is_better=spec.key == SPEED)
         ax.set_ylim(len(known) - 0.35, -0.65)

@@ -30,7 +30,7 @@ def make_plots(run: RunData, *, with_frontier: bool = True) -> list[Plot]:
 
     `with_frontier` False: the page has another one, of a capacity search.
     """
-    groups = view.groups(run.summary)
+    groups = view.groups_to_draw(run.summary)
     drawn = groups[:MOST_GROUPS_DRAWN]
     with style.drawing():
         found: list[Plot | None] = [effects(groups)]

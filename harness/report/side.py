@@ -56,7 +56,9 @@ class Side:
 
     def groups(self) -> list[Group]:
         """Its engines and loads, called as they are here."""
-        return [replace(g, engine=self.name(g.engine)) for g in view.groups(self.run.summary)]
+        return [
+            replace(g, engine=self.name(g.engine)) for g in view.groups_to_draw(self.run.summary)
+        ]
 
 
 def write_page(folders: Sequence[Path], out: Path | None) -> Path:
