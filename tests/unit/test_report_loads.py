@@ -124,7 +124,8 @@ def test_every_ratio_is_drawn_with_its_verdict() -> None:
 
 def test_a_void_runs_figure_claims_nothing() -> None:
     told = made.summary(void="another model was served")
-    plot = effects(view.groups_to_draw(told))
+    with style.drawing():
+        plot = effects(view.groups_to_draw(told))
     assert plot is not None and "better" not in plot.alt and "no verdict" in plot.alt
     assert style.VERDICT["undecided"] in plot.svg
     assert ">better<" not in plot.svg and ">undecided<" in plot.svg
