@@ -232,10 +232,12 @@ def _plot(
 
 
 def _finish(ax: Axes, panel: _Panel, sizes: Sequence[int]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     ax.set_title(panel.label)
     top = panel.top
     if panel.counts:
-        ax.yaxis.get_major_locator().set_params(integer=True)
+        ax.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
         top = max(1.0, ax.get_ylim()[1])  # a line of nothing but 0 lies on the axis
     ax.set_ylim(0, top)
     ax.set_xlim(left=0)
