@@ -22,6 +22,8 @@ SPEED = "output_tokens_per_s"
 WIDEST = 8.0
 """Ratios beyond this, and below its inverse, are drawn at the edge."""
 MOST_ROWS = 24
+LONGEST_OF_TWO = 22
+"""Letters of a name that leave room for another beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,8 @@ def effects(groups: Sequence[Group]) -> Plot | None:
                 _effect(ax, y, row)
                 said.append(
                     f"{spec.label.split(',')[0]}, {known[y].name}: "
-                    f"{words.ratio(row.ratio, row.ci_low, row.ci_high)}, {row.verdict}"
+                    f"{words.ratio(row.ratio, row.ci_low, row.ci_high)}, "
+                    f"{row.verdict or 'no verdict'}"
                 )
         _effect_axis(ax, spec.label.split(",")[0], rows, more_is_better=spec.key == SPEED)
         ax.set_ylim(len(known) - 0.35, -0.65)
@@ -226,7 +229,7 @@ def speedup(series: Sequence[Series]) -> Plot | None:
     ax.set_ylabel("speed-up, output tokens/s")
     ax.set_title("Speed-up by load")
     if len(drawn) > 1:
-        ax.legend()
+        _name_below(figure, ax)
     return style.finished(
         figure,
         "speedup",
@@ -236,6 +239,14 @@ def speedup(series: Sequence[Series]) -> Plot | None:
         caption="Speculative over baseline in paired blocks; bands are intervals, each load's by "
         "itself. Where the band comes down to the dotted line the drafter no longer pays.",
     )
+
+
+def _name_below(figure: Figure, ax: Axes) -> None:
+    """The lines' names below the figure, which grows for them; long ones one a row."""
+    handles, names = ax.get_legend_handles_labels()
+    columns = 2 if max(map(len, names)) <= LONGEST_OF_TWO else 1
+    figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(names) / columns))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns)
 
 
 def _ratios(one: Series) -> list[tuple[float, MetricRow]]:
@@ -358,7 +369,7 @@ def frontier(series: Sequence[Series], gpus: Mapping[str, int | None]) -> Plot |
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
     ax.set_title("Frontier")
-    ax.legend()
+    _name_below(figure, ax)
     units = " or ".join(dict.fromkeys(one.unit for one in series))
     return style.finished(
         figure,

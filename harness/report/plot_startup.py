@@ -41,7 +41,10 @@ def startup(run: RunData) -> Plot | None:
     latest = max([_end(start) for _, start in shown] + [1e-3])
     y, ticks, labels = 0.0, [], []
     for name, start in shown:
-        ax.text(0, y, style.plain(name), fontweight="bold", va="center", fontsize=9)
+        ax.annotate(
+            style.plain(name), (0, y), xytext=(5, 0), textcoords="offset points", va="center",
+            fontweight="bold", fontsize=9,
+        )  # fmt: skip
         y += 1
         for phase in start.phases:
             _phase_bar(ax, y, phase, start, latest)

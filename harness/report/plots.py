@@ -30,7 +30,7 @@ def make_plots(run: RunData, *, with_frontier: bool = True) -> list[Plot]:
 
     `with_frontier` False: the page has another one, of a capacity search.
     """
-    groups = view.groups(run.summary)
+    groups = view.groups_to_draw(run.summary)
     drawn = groups[:MOST_GROUPS_DRAWN]
     with style.drawing():
         found: list[Plot | None] = [effects(groups)]
@@ -112,8 +112,8 @@ def throughput(groups: Sequence[Group]) -> Plot | None:
         "speed",
         title="Output throughput",
         alt="Output tokens per second by load. " + " ".join(_said(g) for g in groups),
-        caption="Each small mark is one block, the bar its variant's mean; a line joins the two "
-        "blocks of a pair. Above: the ratio of the paired blocks with its interval.",
+        caption="Each small mark is one block, the bar its variant's figure in the table; a line "
+        "joins the two blocks of a pair. Above: the ratio of the paired blocks with its interval.",
         wide=len(groups) > 3,
     )
 
@@ -126,6 +126,7 @@ def _tick(group: Group, several: bool) -> str:
 def _throughput_at(axes: Axes, x: int, group: Group) -> None:
     offset = {"baseline": x - 0.17, "speculative": x + 0.17}
     blocks = {variant: _blocks(group, variant) for variant in VARIANTS}
+    row = group.row("output_tokens_per_s")
     for pair in blocks["baseline"].keys() & blocks["speculative"].keys():
         ends = [blocks[v][pair] for v in VARIANTS]
         axes.plot(list(offset.values()), ends, color=style.INK, alpha=0.3, linewidth=0.8)
@@ -134,9 +135,10 @@ def _throughput_at(axes: Axes, x: int, group: Group) -> None:
         if not values:
             continue
         colour = style.COLOUR[variant]
-        mean = sum(values) / len(values)
-        axes.bar(offset[variant], mean, width=0.3, color=colour, alpha=0.28)
-        axes.hlines(mean, offset[variant] - 0.15, offset[variant] + 0.15, color=colour, lw=2)
+        middle = getattr(row, variant) if row is not None else None
+        if middle is not None and not words.missing(middle):
+            axes.bar(offset[variant], middle, width=0.3, color=colour, alpha=0.28)
+            axes.hlines(middle, offset[variant] - 0.15, offset[variant] + 0.15, color=colour, lw=2)
         axes.scatter(
             [offset[variant]] * len(values),
             values,
@@ -145,7 +147,6 @@ def _throughput_at(axes: Axes, x: int, group: Group) -> None:
             marker=style.MARKER[variant],
             zorder=3,
         )
-    row = group.row("output_tokens_per_s")
     if row is not None and not words.missing(row.ratio):
         top = max((*blocks["baseline"].values(), *blocks["speculative"].values()))
         text = words.ratio(row.ratio, row.ci_low, row.ci_high).replace(" (", "\n(")

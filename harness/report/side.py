@@ -36,6 +36,8 @@ COLUMNS = (
     "run", "engine", "drafter", "k", "load", "baseline, tokens/s", "speculative, tokens/s",
     "ratio (interval)", "verdict", "TTFT, ratio", "TPOT, ratio", "accepted", "length", "identical",
 )  # fmt: skip
+SETTINGS = ("engine", "drafter", "k")
+"""Columns that are told once, above the table, where all runs have the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,9 @@ class Side:
 
     def groups(self) -> list[Group]:
         """Its engines and loads, called as they are here."""
-        return [replace(g, engine=self.name(g.engine)) for g in view.groups(self.run.summary)]
+        return [
+            replace(g, engine=self.name(g.engine)) for g in view.groups_to_draw(self.run.summary)
+        ]
 
 
 def write_page(folders: Sequence[Path], out: Path | None) -> Path:
@@ -100,6 +104,7 @@ def _page(sides: Sequence[Side], drawn: list[Plot], starts: Sequence[Start], out
     lead = [plot for plot in drawn if plot.name == "effects"]
     rest = [plot for plot in drawn if plot.name != "effects"]
     columns, rows = side_by_side(starts) if starts else ((), [])
+    shared, result_columns, results = results_of(sides)
     return (
         page_templates()
         .get_template("side.html.j2")
@@ -118,8 +123,9 @@ def _page(sides: Sequence[Side], drawn: list[Plot], starts: Sequence[Start], out
                 for side in sides
             ],
             lead=lead,
-            columns=COLUMNS,
-            rows=[row for side in sides for row in _rows(side)],
+            shared=shared,
+            columns=result_columns,
+            rows=results,
             differences=differences(sides),
             themes=[
                 (title, own)
@@ -191,9 +197,17 @@ def _of_plan(manifest: Manifest | None, *path: str) -> Any:
     return found
 
 
-def _rows(side: Side) -> list[list[Sorted]]:
-    """The big table's rows of one run: one an engine and load."""
-    return [_row(side, group) for group in view.groups(side.run.summary)]
+def results_of(sides: Sequence[Side]) -> tuple[str, list[str], list[list[Sorted]]]:
+    """The big table: what all runs share, in words, the other columns, a row an engine and load."""
+    rows = [_row(side, group) for side in sides for group in view.groups(side.run.summary)]
+    shared = {
+        i: rows[0][i][1]
+        for i, name in enumerate(COLUMNS)
+        if name in SETTINGS and len({row[i] for row in rows}) == 1
+    }
+    told = ", ".join(f"{COLUMNS[i]} {text}" for i, text in shared.items() if text != words.DASH)
+    kept = [i for i in range(len(COLUMNS)) if i not in shared]
+    return told, [COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def _row(side: Side, group: Group) -> list[Sorted]:

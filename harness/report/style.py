@@ -208,6 +208,7 @@ def to_svg(figure: Figure, name: str) -> str:
     text = sink.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"\n *", " ", text)  # a twentieth of its size
     text = text.replace(INK, "currentColor")
     text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
     text = re.sub(r'="#([^"]+)"', rf'="#{name}-\1"', text)

@@ -123,8 +123,8 @@ def telemetry_plots(group: Group, cells: Sequence[CellData]) -> list[Plot]:
 
 def _engine_plot(group: Group, chosen: dict[Variant, CellData]) -> Plot | None:
     panels = [
-        _Panel("running requests", lambda s: _line(s, "engine", "running")),
-        _Panel("waiting requests", lambda s: _line(s, "engine", "waiting")),
+        _Panel("running requests", lambda s: _line(s, "engine", "running"), counts=True),
+        _Panel("waiting requests", lambda s: _line(s, "engine", "waiting"), counts=True),
         _Panel("KV cache in use, %", lambda s: _line(s, "engine", "kv_usage", 100.0), top=105.0),
     ]
     return _plot(
@@ -163,8 +163,10 @@ class _Panel:
         label: str,
         read: Callable[[Series], tuple[Floats, Floats] | None],
         top: float | None = None,
+        *,
+        counts: bool = False,
     ) -> None:
-        self.label, self.read, self.top = label, read, top
+        self.label, self.read, self.top, self.counts = label, read, top, counts
 
 
 def _line(
@@ -230,8 +232,14 @@ def _plot(
 
 
 def _finish(ax: Axes, panel: _Panel, sizes: Sequence[int]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     ax.set_title(panel.label)
-    ax.set_ylim(0, panel.top)
+    top = panel.top
+    if panel.counts:
+        ax.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        top = max(1.0, ax.get_ylim()[1])  # a line of nothing but 0 lies on the axis
+    ax.set_ylim(0, top)
     ax.set_xlim(left=0)
     told = " and ".join(f"{n:,d}" for n in sizes)
     ax.set_xlabel(f"seconds since the first request\n(n = {told} samples)")

@@ -9,7 +9,7 @@ ratios weighs a short block like a long one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from harness.analyse.integrity import total
@@ -167,6 +167,17 @@ def groups(summary: Summary) -> tuple[Group, ...]:
     for comparison in summary.comparisons:
         keys.setdefault((comparison.engine, comparison.load), [])
     return tuple(_group(engine, load, cells, summary) for (engine, load), cells in keys.items())
+
+
+def groups_to_draw(summary: Summary) -> tuple[Group, ...]:
+    """The same for figures: a void run's rows without their verdicts, which are withheld."""
+    found = groups(summary)
+    if summary.void is None:
+        return found
+    return tuple(
+        replace(group, rows=tuple(replace(row, verdict=None) for row in group.rows))
+        for group in found
+    )
 
 
 def _group(engine: str, load: LoadPoint, cells: list[CellSummary], summary: Summary) -> Group:

@@ -122,6 +122,15 @@ def test_every_ratio_is_drawn_with_its_verdict() -> None:
     assert style.VERDICT["worse"] in plot.svg
 
 
+def test_a_void_runs_figure_claims_nothing() -> None:
+    told = made.summary(void="another model was served")
+    with style.drawing():
+        plot = effects(view.groups_to_draw(told))
+    assert plot is not None and "better" not in plot.alt and "no verdict" in plot.alt
+    assert style.VERDICT["undecided"] in plot.svg
+    assert ">better<" not in plot.svg and ">undecided<" in plot.svg
+
+
 def test_an_interval_that_reaches_far_is_cut_at_the_edge() -> None:
     wild = made.comparison("output_tokens_per_s", 3.0, 0.001, 9000.0, "undecided")
     with style.drawing():

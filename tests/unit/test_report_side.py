@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from harness.cli import app
 from harness.errors import UsageError
 from harness.report.run_data import read_run
-from harness.report.side import Side, differences, labels_of, write_page
+from harness.report.side import Side, differences, labels_of, results_of, write_page
 from harness.report.words import DASH
 
 
@@ -89,6 +89,24 @@ def test_what_differs_is_told_and_what_always_does_is_not(tmp_path: Path) -> Non
         "versions.torch": ["2.9", "3"],
         "versions.x": [DASH, "1"],
     }
+
+
+@pytest.mark.parametrize(
+    ("second", "told", "apart"),
+    [
+        ({"k": 5}, "engine vllm, drafter a", ["k"]),
+        ({"k": 3}, "engine vllm, drafter a, k 3", []),
+        ({"engine": "sglang", "k": 5, "drafter": "b"}, "", ["engine", "drafter", "k"]),
+    ],
+)
+def test_settings_that_all_runs_share_are_told_once(
+    tmp_path: Path, second: dict[str, Any], told: str, apart: list[str]
+) -> None:
+    both = sides(run(tmp_path / "one"), run(tmp_path / "two", **second))
+    shared, columns, rows = results_of(both)
+    assert shared == told
+    assert columns[: len(apart) + 2] == ["run", *apart, "load"]
+    assert {len(row) for row in rows} == {len(columns)} and len(rows) == 2
 
 
 def test_the_page_has_every_run_and_claims_nothing_between_them(tmp_path: Path) -> None:
