@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -18,6 +19,7 @@ import typer.core
 from harness.errors import HarnessError, printable
 from harness.options import check_text
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 TAIL_SHOWN = 8
 DEBUG = "With --debug anywhere on the line an error shows its traceback."
 
@@ -110,6 +112,9 @@ def _code_of_others(error: BaseException, program: str) -> int:
         return 3
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         complain(f"{error.filename}: {(error.strerror or 'cannot be used').lower()}", program)
+        return 2
+    if isinstance(error, OSError) and error.errno in FULL:  # a write does not say to which file
+        complain("the disk is full; free some space, then give the same command again", program)
         return 2
     complain(f"internal error: {type(error).__name__}: {error} (--debug shows where)", program)
     return 70
