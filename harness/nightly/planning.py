@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from harness.errors import UsageError
-from harness.nightly.folders import NightFolder
+from harness.nightly.folders import NightFolder, read_nights
 from harness.nightly.order import order, scatter_of
 from harness.nightly.records import NIGHT_SCHEMA, EntryPoints, EntryState, Night
 from harness.nightly.series import series_of
@@ -20,7 +20,7 @@ EXPECTED_FROM = 5
 
 def planned(loaded: Loaded, name: str, now: datetime, nights: Sequence[NightFolder]) -> Night:
     """A night that begins now. `nights`: the earlier ones, the oldest first."""
-    earlier_nights = [n.read() for n in nights[-loaded.suite.keep_nights :]]
+    earlier_nights, _ = read_nights(nights[-loaded.suite.keep_nights :])
     places = order(loaded.suite.entries, earlier_nights, _scatter(loaded, nights))
     budget = loaded.suite.time_budget_min
     return Night(

@@ -11,6 +11,7 @@ import pytest
 from nightly_points import write_suite
 from nightly_stand_in import calls, set_behaviour, stand_in
 
+from harness.ending import exit_code_of
 from harness.errors import UsageError
 from harness.nightly import folders, measuring
 from harness.nightly.accept import Wish, accept
@@ -268,3 +269,33 @@ def test_two_nightlies_at_once_are_one_too_many(tmp_path: Path, root: Path, go: 
     results = (tmp_path / "r").resolve()
     with folders.claimed(results, "s"), pytest.raises(UsageError, match="another nightly"):
         go()
+
+
+@pytest.mark.parametrize("moment", ["write_outputs", "send"])
+def test_a_night_that_ends_before_it_is_told_is_told_by_the_next_call(
+    tmp_path: Path, root: Path, go: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    hook = '[webhook]\nurl_env = "UNSET_HOOK"\nwhen = "always"'
+
+    def killed(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(f"harness.nightly.story.{moment}", killed)
+        with pytest.raises(OSError) as error:
+            go(more=hook)
+    assert exit_code_of(error.value) == 2
+    told, night, said = go(more=hook)
+    assert night.ended is not None and told.exit_code == 0
+    assert len(list((tmp_path / "r" / "nightly" / "s").glob("2*"))) == 1
+    assert calls(root) == ["run 1", "run 2"]  # nothing was measured twice
+    assert "webhook: not sent, $UNSET_HOOK is not set" in said
+    assert (told.folder / "index.html").exists()
+
+
+def test_a_broken_earlier_night_costs_itself_alone(root: Path, go: Any) -> None:
+    first, _, _ = go()
+    (first.folder / "night.json").write_text("{")
+    told, night, _ = go()
+    assert told.exit_code == 0 and told.folder.name == f"{first.folder.name}.2"
+    assert any(str(first.folder) in note for note in night.notes)
