@@ -192,6 +192,9 @@ class Search:
         probe = self._probe(name)
         if probe.label is not None and probe.blocks:
             return  # decided before an interruption
+        if probe.label is not None:  # an end that could not be measured then is tried again
+            self._put(Probe(name=name))
+            probe = self._probe(name)
         sides = ((name, "own"), (beside, "good"))
         for which, kind in sides if len(probe.beside) % 2 == 0 else sides[::-1]:
             try:
