@@ -19,6 +19,7 @@ import typer.core
 from harness.errors import HarnessError, printable
 from harness.options import check_text
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 TAIL_SHOWN = 8
 DEBUG = "With --debug anywhere on the line an error shows its traceback."
 
@@ -112,7 +113,7 @@ def _code_of_others(error: BaseException, program: str) -> int:
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         complain(f"{error.filename}: {(error.strerror or 'cannot be used').lower()}", program)
         return 2
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in FULL:
         # What was written to had a name once; standard output has none.
         complain(f"cannot be written: {(error.strerror or 'the disk is full').lower()}", program)
         return 2

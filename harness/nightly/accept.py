@@ -13,8 +13,8 @@ from harness.nightly import folders
 from harness.nightly.accepted import Accepted
 from harness.nightly.folders import NightFolder, night_order
 from harness.nightly.pinning import pin
+from harness.nightly.planning import known_series, no_such
 from harness.nightly.records import Finding, Night
-from harness.nightly.series import name_of
 from harness.nightly.suite import Loaded, hint
 
 
@@ -69,24 +69,13 @@ def accept(loaded: Loaded, wish: Wish) -> list[str]:
 
 def _series(loaded: Loaded, wanted: str, nights: list[NightFolder]) -> tuple[str, list[str]]:
     """The pattern to record, and the series that it means now."""
-    known: set[str] = set()
-    for entry in loaded.suite.entries:
-        for night in reversed(nights):
-            points = night.points(entry.name)
-            if points is not None:
-                known |= {name_of(entry.name, p) for p in points.points}
-                break
     entries = [e.name for e in loaded.suite.entries]
+    known = known_series(entries, nights)
     pattern = f"{wanted}/*" if wanted in entries else wanted
     found = sorted(name for name in known if fnmatchcase(name, pattern))
     if not found:
-        raise UsageError(f"{wanted}: no such series{_near(wanted, known)}")
+        raise no_such(wanted, known)
     return pattern, found
-
-
-def _near(wanted: str, known: set[str]) -> str:
-    told = hint(wanted, sorted(known))
-    return told if len(told) < 300 else "; the night's page lists them all"
 
 
 def _told_first(night: Night, pattern: str) -> str | None:

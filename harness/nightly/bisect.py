@@ -27,6 +27,7 @@ from harness.nightly import candidates, folders, measuring
 from harness.nightly.candidates import Choice
 from harness.nightly.judge import config_of
 from harness.nightly.measuring import Launch
+from harness.nightly.planning import known_series, no_such
 from harness.nightly.records import NIGHT_SCHEMA, Attempt, Hunt, Probe
 from harness.nightly.search import Label, Span, span
 from harness.nightly.series import name_of
@@ -53,6 +54,9 @@ def bisect(
     """Find the first bad candidate, or go on with a search that was interrupted."""
     entry = loaded.entry(series.partition("/")[0])
     results = loaded.results.resolve()
+    known = known_series([entry.name], folders.nights_of(results, loaded.suite.name))
+    if known and series not in known:  # told now, not by the first run
+        raise no_such(series, known)
     named = hashlib.sha256(
         msgspec.json.encode([series, choice.names, choice.pins, digest_of(loaded, entry)])
     ).hexdigest()[:8]
@@ -192,6 +196,9 @@ class Search:
         probe = self._probe(name)
         if probe.label is not None and probe.blocks:
             return  # decided before an interruption
+        if probe.label is not None:  # an end that could not be measured then is tried again
+            self._put(Probe(name=name))
+            probe = self._probe(name)
         sides = ((name, "own"), (beside, "good"))
         for which, kind in sides if len(probe.beside) % 2 == 0 else sides[::-1]:
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -85,11 +85,25 @@ def nights_of(results: Path, suite: str) -> list[NightFolder]:
     return [NightFolder(p) for p in sorted(found, key=lambda p: night_order(p.name))]
 
 
+def read_nights(nights: Sequence[NightFolder]) -> tuple[list[Night], list[str]]:
+    """Those that can be read, and in words which cannot: a broken one costs itself alone."""
+    found, skipped = [], []
+    for night in nights:
+        try:
+            found.append(night.read())
+        except UsageError as error:
+            skipped.append(f"skipped: {error}")
+    return found, skipped
+
+
 def unfinished(nights: list[NightFolder], now: datetime) -> NightFolder | None:
     """The last night, where it was interrupted and is still tonight's."""
     if not nights:
         return None
-    night = nights[-1].read()
+    try:
+        night = nights[-1].read()
+    except UsageError:
+        return None
     fresh = now - datetime.fromisoformat(night.begun) < STALE
     return nights[-1] if night.ended is None and fresh else None
 

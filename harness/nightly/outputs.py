@@ -26,7 +26,7 @@ from harness.nightly.view import (
 )
 from harness.report import words
 from harness.report.markdown import escape
-from harness.report.templating import TEMPLATES, page_templates, write_plots, write_whole
+from harness.report.templating import page_templates, write_plots, write_whole
 
 MARKDOWN, JUNIT, FINDINGS = "night.md", "junit.xml", "findings.json"
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -75,8 +75,6 @@ def render_html(
     night: Night, view: View, drawn: Sequence[Any], rows: Sequence[dict[str, Any]]
 ) -> str:
     """The page as one HTML document that asks nothing of the network."""
-    from markupsafe import Markup
-
     lists = [(key, heading, kind, getattr(view, key)) for key, heading, kind in LISTS]
     sections = [("alarms", "Regressions and gates")] if view.alarms else []
     sections += [(key, heading) for key, heading, _, lines in lists if lines]
@@ -100,7 +98,6 @@ def render_html(
             plots=drawn,
             rows=rows,
             schema=night.schema_version,
-            js=Markup((TEMPLATES / "sort.js").read_text("utf-8")),
         )
     )
 

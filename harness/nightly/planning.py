@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from harness.errors import UsageError
-from harness.nightly.folders import NightFolder
+from harness.nightly.folders import NightFolder, read_nights
 from harness.nightly.order import order, scatter_of
 from harness.nightly.records import NIGHT_SCHEMA, EntryPoints, EntryState, Night
-from harness.nightly.series import series_of
-from harness.nightly.suite import Entry, Loaded, digest_of
+from harness.nightly.series import name_of, series_of
+from harness.nightly.suite import Entry, Loaded, digest_of, hint
 
 HEADLINE = "output_tokens_per_s"
 """The figure whose scatter says how noisy an entry is."""
@@ -20,7 +20,7 @@ EXPECTED_FROM = 5
 
 def planned(loaded: Loaded, name: str, now: datetime, nights: Sequence[NightFolder]) -> Night:
     """A night that begins now. `nights`: the earlier ones, the oldest first."""
-    earlier_nights = [n.read() for n in nights[-loaded.suite.keep_nights :]]
+    earlier_nights, _ = read_nights(nights[-loaded.suite.keep_nights :])
     places = order(loaded.suite.entries, earlier_nights, _scatter(loaded, nights))
     budget = loaded.suite.time_budget_min
     return Night(
@@ -66,6 +66,26 @@ def kept_of(nights: Sequence[NightFolder], entry: str) -> list[EntryPoints]:
         if points is not None:
             found.append(points)
     return found
+
+
+def known_series(entries: Sequence[str], nights: Sequence[NightFolder]) -> set[str]:
+    """The series of these entries, of the last night that measured each."""
+    found: set[str] = set()
+    for entry in entries:
+        for night in reversed(nights):
+            kept = kept_of([night], entry)
+            if kept:
+                found |= {name_of(entry, p) for p in kept[0].points}
+                break
+    return found
+
+
+def no_such(wanted: str, known: set[str]) -> UsageError:
+    """What is said of a series that no night knows."""
+    near = hint(wanted, sorted(known))
+    if len(near) >= 300:
+        near = "; the night's page lists them all"
+    return UsageError(f"{wanted}: no such series{near}")
 
 
 def _expected(entry: Entry, nights: Sequence[Night]) -> float | None:

@@ -9,7 +9,7 @@ import msgspec
 
 from harness.nightly.measuring import Launch
 from harness.nightly.records import Attempt, EntryState
-from harness.nightly.suite import Entry, Loaded
+from harness.nightly.suite import Entry, Loaded, control_root
 
 Kind = Literal["first", "fresh", "control"]
 
@@ -19,7 +19,7 @@ def control_of(loaded: Loaded) -> Launch:
     given = loaded.suite.control
     if given is None:
         return Launch()
-    root = Launch().root if given.root is None else (loaded.path.parent / given.root).resolve()
+    root = control_root(loaded, given) or Launch().root
     return Launch(root=root, environment=given.env)
 
 

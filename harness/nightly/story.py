@@ -15,7 +15,6 @@ import msgspec
 
 from harness.errors import UsageError
 from harness.load.interrupt import signal_of
-from harness.measure.store import RunFolder
 from harness.nightly import folders, judge, measuring
 from harness.nightly.accepted import read_accepted
 from harness.nightly.changed import with_causes
@@ -115,6 +114,7 @@ class Work:
         self.folder = folder
         self.night = night
         self.earlier = list(earlier)[-loaded.suite.keep_nights :]
+        self.earlier_nights, self._skipped = folders.read_nights(self.earlier)
         self.progress = progress
         self.control = control_of(loaded)
         self._spent_before = night.spent_s
@@ -313,7 +313,7 @@ class Work:
                 self.results, self.loaded.suite.name, entry.name
             ),
             accepted=read_accepted(self.loaded.accepted),
-            nights=tuple(self._earlier_nights()),
+            nights=tuple(self.earlier_nights),
             digest=state.digest,
             suite=self.loaded.suite,
         )  # fmt: skip
@@ -321,11 +321,6 @@ class Work:
     def _series(self, state: EntryState) -> dict[str, Series]:
         kept = kept_of([*self.earlier, self.folder], state.name)
         return series_of(state.name, kept, state.digest)
-
-    def _earlier_nights(self) -> list[Night]:
-        if not hasattr(self, "_read_nights"):
-            self._read_nights = [n.read() for n in self.earlier]
-        return self._read_nights
 
     def conclude(self) -> Told:
         """Judge every entry, pin first baselines, write everything, tell it."""
@@ -339,17 +334,15 @@ class Work:
                 findings += with_causes(found.findings, case, self.results)
         ended = datetime.now(UTC).isoformat(timespec="seconds")
         night = msgspec.structs.replace(
-            self.night, gates=tuple(gates), findings=tuple(findings), ended=ended
+            self.night, gates=tuple(gates), findings=tuple(findings), spent_s=self.spent_s
         )
-        notes = pin_first(self.loaded, self.results, self.folder, night)
-        self.save(
-            gates=tuple(gates),
-            findings=tuple(findings),
-            notes=tuple(notes),
-            ended=ended,
-            exit_code=exit_code_of(night),
+        notes = (*self._skipped, *pin_first(self.loaded, self.results, self.folder, night))
+        self.night = msgspec.structs.replace(
+            night, notes=notes, ended=ended, exit_code=exit_code_of(night)
         )
-        return self._tell()
+        told = self._tell()
+        self.save()  # the last thing: a night that is killed before it is told is told again
+        return told
 
     def _tell(self) -> Told:
         series = [s for e in self.night.entries for s in self._series(e).values()]
@@ -364,7 +357,7 @@ class Work:
 
     def _runs(self) -> Mapping[str, Path]:
         return {
-            e.name: RunFolder(self.results / e.attempt.run).path
+            e.name: self.results / e.attempt.run
             for e in self.night.entries
             if e.attempt is not None and e.attempt.run is not None
         }

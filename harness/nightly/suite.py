@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from engines.catalog import names as engine_names
 from harness.errors import UsageError, one_line
 from harness.plan.load import build, is_path, read_profile, read_toml
 from harness.plan.schema import Section
@@ -175,8 +178,12 @@ def read_suite(path: Path) -> Loaded:
 
 def check_plans(loaded: Loaded) -> None:
     """Raise `UsageError` at the first entry whose profile or `set` cannot be, before any run."""
+    _check_control(loaded)
     for entry in loaded.suite.entries:
         where = f"{loaded.path}, entry '{entry.name}'"
+        if entry.engine is not None and entry.engine not in engine_names():
+            near = hint(entry.engine, engine_names())
+            raise UsageError(f"{where}: no engine '{one_line(entry.engine, 40)}'{near}")
         try:
             profile = profile_of(loaded, entry)
             if profile is not None:
@@ -188,6 +195,26 @@ def check_plans(loaded: Loaded) -> None:
                 build(demo, "reference", list(sets_of(loaded, entry)))
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from None
+
+
+def control_root(loaded: Loaded, control: Control) -> Path | None:
+    """The checkout that the good version is run from; None: this one."""
+    return None if control.root is None else (loaded.path.parent / control.root).resolve()
+
+
+def _check_control(loaded: Loaded) -> None:
+    """A good version that cannot be called would be noticed at the first suspect, hours later."""
+    control = loaded.suite.control
+    if control is None:
+        return
+    root = control_root(loaded, control)
+    if root is not None and not (root / "harness" / "__main__.py").is_file():
+        raise UsageError(f"{loaded.path}, [control]: root: {root} is no checkout of the harness")
+    for name in control.env:
+        if not VARIABLE.fullmatch(name):
+            raise UsageError(
+                f"{loaded.path}, [control]: env: '{one_line(name, 40)}' is no name of a variable"
+            )
 
 
 def profile_of(loaded: Loaded, entry: Entry) -> str | None:
@@ -202,7 +229,7 @@ def sets_of(loaded: Loaded, entry: Entry) -> tuple[str, ...]:
     if entry.workload is None:
         return entry.set
     file = loaded.path.parent / entry.workload
-    workload = str(file.resolve()) if file.is_file() else entry.workload
+    workload = str(file.resolve()) if os.path.isfile(file) else entry.workload
     return (f"workload.dataset={workload}", *entry.set)
 
 
@@ -287,6 +314,9 @@ def _gate(table: dict[str, Any], where: str) -> Gate:
     where = f"{where} ({one_line(gate.metric, 60)})"
     if gate.min is None and gate.max is None and gate.tolerance is None:
         raise UsageError(f"{where}: it asks for nothing; give min, max or tolerance")
+    for key, bound in (("min", gate.min), ("max", gate.max)):
+        if bound is not None and not math.isfinite(bound):
+            raise UsageError(f"{where}: {key}: {bound} is no bound; give a number")
     if gate.min is not None and gate.max is not None and gate.min > gate.max:
         raise UsageError(f"{where}: min {gate.min:g} is above max {gate.max:g}")
     return gate

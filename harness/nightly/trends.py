@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from harness.nightly.places import places_of
 from harness.nightly.records import Finding, Night
 from harness.nightly.series import Series
 from harness.report import style, words
@@ -47,12 +49,14 @@ def plots(
 
 def _plot(series: Series, number: int, night: Night, baseline: float | None) -> Plot:
     figure, (axes,) = style.new_figure(1, 1, (6.4, 3.2))
-    names = [r.night for r in series.readings]
-    at = [i for i, r in enumerate(series.readings) if r.value is not None]
-    values = [v for r in series.readings if (v := r.value) is not None]
-    errors = [1.96 * (series.readings[i].error or 0.0) for i in at]
+    places = places_of(series)
+    names = places.nights
+    at = [i for i, v in enumerate(places.values) if v is not None]
+    values = [v for v in places.values if v is not None]
+    errors = [1.96 * (places.errors[i] or 0.0) for i in at]
     colour = style.SERIES[0]
-    axes.plot(at, values, color=colour, marker="o", markersize=3.5, linewidth=1.4)
+    line = [math.nan if v is None else v for v in places.values]  # broken where none was measured
+    axes.plot(range(len(line)), line, color=colour, marker="o", markersize=3.5, linewidth=1.4)
     axes.vlines(
         at,
         [v - e for v, e in zip(values, errors, strict=True)],
@@ -68,6 +72,7 @@ def _plot(series: Series, number: int, night: Night, baseline: float | None) -> 
     for finding in (f for f in night.findings if f.series == series.name):
         said += _mark(axes, finding, names)
     _name_nights(axes, names)
+    told = "; ".join(said)
     axes.set_ylabel(style.plain(f"{series.metric}, {series.point.unit}"))
     axes.set_xlabel(f"night, n = {len(values)}")
     axes.set_title(style.plain(series.name.rpartition("/")[0]))
@@ -78,14 +83,14 @@ def _plot(series: Series, number: int, night: Night, baseline: float | None) -> 
         title=words.one_line(series.name, 120),
         svg=style.to_svg(figure, slug),
         alt=f"{series.name} over {len(values)} nights, {names[0]} to {names[-1]}; last {last} "
-        f"{series.point.unit}. " + "; ".join(said),
-        caption="Bars are 95% intervals by the night's own starts. " + "; ".join(said),
+        f"{series.point.unit}. {told}",
+        caption=f"Bars are 95% intervals by the night's own starts. {told[:1].upper()}{told[1:]}",
     )
 
 
-def _mark(axes: Axes, finding: Finding, names: Sequence[str]) -> list[str]:
+def _mark(axes: Axes, finding: Finding, names: Sequence[str | None]) -> list[str]:
     """The level before and after a change, and the night it begins."""
-    if finding.first_bad not in names:
+    if finding.first_bad is None or finding.first_bad not in names:
         return []
     begin = names.index(finding.first_bad)
     for level, low, high in (
@@ -98,9 +103,9 @@ def _mark(axes: Axes, finding: Finding, names: Sequence[str]) -> list[str]:
     return [f"{finding.status} {finding.kind} from {finding.first_bad} on (dashed)"]
 
 
-def _name_nights(axes: Axes, names: Sequence[str]) -> None:
-    """At most six names, so that none covers another."""
-    step = max(1, -(-len(names) // 6))
-    places = list(range(0, len(names), step))
-    axes.set_xticks(places, [names[i] for i in places], rotation=20, ha="right")
+def _name_nights(axes: Axes, names: Sequence[str | None]) -> None:
+    """At most six names, so that none covers another; a day without a night has none."""
+    known = [(i, name) for i, name in enumerate(names) if name is not None]
+    shown = known[:: max(1, -(-len(known) // 6))]
+    axes.set_xticks([i for i, _ in shown], [name for _, name in shown], rotation=20, ha="right")
     axes.set_xlim(-0.6, max(len(names) - 0.4, 0.6))

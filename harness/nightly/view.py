@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from harness.nightly.places import places_of
 from harness.nightly.records import EntryState, Finding, GateResult, Night
 from harness.nightly.series import Series
 from harness.report import words
@@ -199,7 +200,7 @@ def series_rows(
         rows.append(
             {
                 "name": one.name,
-                "values": values,
+                "values": places_of(one).values,
                 "now": now,
                 "now_text": words.number(now, 4),
                 "unit": one.point.unit,

@@ -62,7 +62,7 @@ def send(
 
 def sign(secret: str, body: bytes) -> str:
     """The body's signature: `sha256=` and the HMAC in hexadecimal, as GitHub signs its own."""
-    return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+    return "sha256=" + hmac.new(os.fsencode(secret), body, hashlib.sha256).hexdigest()
 
 
 def _post(url: str, body: bytes, headers: dict[str, str], limit_s: float) -> tuple[bool, bool, str]:
@@ -70,11 +70,18 @@ def _post(url: str, body: bytes, headers: dict[str, str], limit_s: float) -> tup
     import httpx
 
     try:
-        answer = httpx.post(url, content=body, headers=headers, timeout=limit_s)
-    except httpx.TransportError as error:
-        return False, True, type(error).__name__  # its text may hold the address
+        # Streamed: the code is all that is wanted, and a body may never end.
+        with httpx.stream("POST", url, content=body, headers=headers, timeout=limit_s) as answer:
+            code = answer.status_code
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return False, False, f"{type(error).__name__}: is it a whole address, https://…?"
-    if answer.is_success:
+        name = type(error).__name__  # its text may hold the address
+        if isinstance(error, httpx.TransportError) and not isinstance(
+            error, httpx.UnsupportedProtocol
+        ):
+            return False, True, name
+        return False, False, f"{name}: is it a whole address, https://…?"
+    except (OSError, ImportError) as error:  # certificates or a proxy that are not there
+        return False, False, f"{type(error).__name__}: look at the variables of proxy and TLS"
+    if 200 <= code < 300:
         return True, False, ""
-    return False, answer.status_code not in FINAL, f"HTTP {answer.status_code}"
+    return False, code not in FINAL, f"HTTP {code}"

@@ -94,6 +94,7 @@ def wait_for(told: Any, process: subprocess.Popen[str], what: str) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.full
 def test_a_killed_night_is_gone_on_with_and_measures_nothing_twice(
     suite: Path, tmp_path: Path, demo_pair: Path
 ) -> None:

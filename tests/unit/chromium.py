@@ -38,6 +38,12 @@ def browser() -> Iterator[Any]:
             running.close()
 
 
+def axe() -> str:
+    """The script of axe-core."""
+    package = pytest.importorskip("axe_playwright_python", reason="pip install .[test]")
+    return (Path(package.__file__).parent / "axe.min.js").read_text("utf-8")
+
+
 class Opened:
     """One page as a reader opens it from a file, and all that it said and asked for meanwhile."""
 

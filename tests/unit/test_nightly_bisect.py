@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import nightly_points as made
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +15,8 @@ from nightly_stand_in import calls, git, history, set_behaviour
 from test_nightly_story import Quiet
 
 from engines.recipes import RECIPES, SGLANG_CPU, VLLM_CPU
-from harness.errors import UsageError
-from harness.nightly import candidates, measuring
+from harness.errors import EngineFailure, UsageError
+from harness.nightly import candidates, folders, measuring
 from harness.nightly.bisect import HUNT, Ended, bisect
 from harness.nightly.search import Label, span
 from harness.nightly.suite import Loaded, read_suite
@@ -127,6 +128,35 @@ def test_a_bad_end_that_does_not_run_is_a_mistake(tmp_path: Path, loaded: Loaded
         search(loaded, repo, ",".join(hashes))
     assert calls(repo) == []
     set_behaviour(repo)
+
+
+def test_a_series_that_no_night_knows_is_told_before_anything_runs(
+    tmp_path: Path, loaded: Loaded
+) -> None:
+    folder = folders.NightFolder(tmp_path / "r" / "nightly" / "s" / made.night_name(0))
+    folder.write(made.night(0))
+    folder.write_points(made.kept(0, [made.point(100.0)]))
+    repo = tmp_path / "repo"
+    with pytest.raises(UsageError, match="no such series; did you mean 'chat/vllm/"):
+        search(loaded, repo, ",".join(history(repo, [GOOD, BAD])))
+    assert calls(repo) == []
+
+
+def test_a_bad_end_that_could_not_be_measured_is_tried_again(
+    tmp_path: Path, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = tmp_path / "repo"
+    listed = ",".join(history(repo, [GOOD, BAD]))
+
+    def unreachable(*_: Any) -> Any:
+        raise EngineFailure("no network")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("harness.nightly.candidates.ready", unreachable)
+        with pytest.raises(UsageError, match="cannot be measured: no network"):
+            search(loaded, repo, listed)
+    ended, _ = search(loaded, repo, listed)
+    assert ended.exit_code == 0 and "change 1" in ended.text
 
 
 @pytest.mark.parametrize(

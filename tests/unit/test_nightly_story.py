@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +16,7 @@ import pytest
 from nightly_points import write_suite
 from nightly_stand_in import calls, set_behaviour, stand_in
 
+from harness.ending import exit_code_of
 from harness.errors import UsageError
 from harness.nightly import folders, measuring
 from harness.nightly.accept import Wish, accept
@@ -133,6 +139,45 @@ def test_what_is_interrupted_is_gone_on_with(
     assert any("1 of 2 entries are done" in line for line in said)
 
 
+KILLED = """
+from pathlib import Path
+from harness.nightly import story
+from harness.nightly.measuring import Launch
+from harness.nightly.suite import read_suite
+from test_nightly_story import Quiet
+story.Launch = lambda: Launch(root=Path({root!r}))
+story.nightly(read_suite(Path({suite!r})), Quiet())
+"""
+
+
+def test_a_night_killed_outright_is_gone_on_with(tmp_path: Path, root: Path, go: Any) -> None:
+    results = tmp_path / "r"
+    suite = write_suite(tmp_path, SUITE.format(results=results, more="", entry=""))
+    set_behaviour(root, entries={"2": {"sleep": 300}})
+    here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED.format(root=str(root), suite=str(suite))],
+        env={**os.environ, "PYTHONPATH": here},
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(results.glob("2*/manifest.json"))) < 2:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    (folder,) = (results / "nightly" / "s").glob("2*")
+    before = folders.NightFolder(folder).read()
+    assert statuses(before) == {"a": "done", "b": "running"}
+    set_behaviour(root)
+    told, night, _ = go()
+    assert told.folder.name == folder.name and statuses(night) == {"a": "done", "b": "done"}
+    assert calls(root) == ["run 1", "run 2", "resume 2"]
+    assert night.entries[0].attempt == before.entries[0].attempt
+
+
 def test_a_changed_suite_begins_a_new_night(
     root: Path, go: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,18 +221,32 @@ def test_a_run_past_the_budget_is_ended(root: Path, go: Any) -> None:
     assert told.exit_code == 0
 
 
-def nights(go: Any, n: int) -> None:
-    for _ in range(n):
-        go()
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of four nights without a change."""
+    folder = tmp_path_factory.mktemp("quiet")
+    place = stand_in(folder / "good")
+    text = SUITE.format(results=folder / "r", more="", entry="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.nightly.story.Launch", lambda: Launch(root=place))
+        for _ in range(4):
+            assert nightly(read_suite(write_suite(folder, text)), Quiet()).exit_code == 0
+    return folder / "r"
 
 
-def test_a_loss_beside_a_good_version_is_cried_with_its_cause(
-    tmp_path: Path, root: Path, go: Any
+@pytest.fixture
+def four(quiet: Path, tmp_path: Path) -> None:
+    """Four nights without a change lie behind the night of the test."""
+    shutil.copytree(quiet, tmp_path / "r", symlinks=True)
+
+
+def test_a_loss_beside_a_good_version_is_cried_with_its_cause_until_it_is_accepted(
+    tmp_path: Path, root: Path, four: None, go: Any
 ) -> None:
     good = stand_in(tmp_path / "before")
-    nights(go, 4)
     set_behaviour(root, entries={"1": {"speed": 90.0, "manifest": NEWER}})
-    told, night, _ = go(more=f'[control]\nroot = "{good}"\n')
+    control = f'[control]\nroot = "{good}"\n'
+    told, night, _ = go(more=control)
     assert told.exit_code == 1
     cried = [f for f in night.findings if f.status == "confirmed"]
     assert {f.entry for f in cried} == {"a"}
@@ -203,9 +262,13 @@ def test_a_loss_beside_a_good_version_is_cried_with_its_cause(
     labels = [(tmp_path / "r" / str(a.run) / "labels.json").exists() for a in state.control]
     assert not any(labels)  # the good version's figures are not the suite's
 
+    accept(read_suite(tmp_path / "suite.toml"), Wish(series="a", reason="a safer kernel", pin=True))
+    told, night, _ = go(more=control)
+    assert told.exit_code == 0
+    assert [f for f in night.findings if f.status == "confirmed" and f.direction == "worse"] == []
 
-def test_a_passing_loss_is_refuted_and_not_cried(tmp_path: Path, root: Path, go: Any) -> None:
-    nights(go, 4)
+
+def test_a_passing_loss_is_refuted_and_not_cried(root: Path, four: None, go: Any) -> None:
     set_behaviour(root, entries={"1": {"speed": 90.0}})
 
     def recovered(line: str) -> None:
@@ -236,19 +299,6 @@ def test_a_gate_that_is_not_kept_fails_the_night(root: Path, go: Any) -> None:
     assert "not pinned as the baseline" in night.notes[0]
 
 
-def test_an_accepted_loss_fails_no_more(tmp_path: Path, root: Path, go: Any) -> None:
-    good = stand_in(tmp_path / "before")
-    nights(go, 4)
-    set_behaviour(root, entries={"1": {"speed": 90.0}})
-    control = f'[control]\nroot = "{good}"\n'
-    assert go(more=control)[0].exit_code == 1
-    loaded = read_suite(tmp_path / "suite.toml")
-    accept(loaded, Wish(series="a", reason="a safer kernel", pin=True))
-    told, night, _ = go(more=control)
-    assert told.exit_code == 0
-    assert [f for f in night.findings if f.status == "confirmed" and f.direction == "worse"] == []
-
-
 def test_the_step_summary_and_a_dead_webhook_cost_nothing(
     tmp_path: Path, root: Path, go: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,3 +318,33 @@ def test_two_nightlies_at_once_are_one_too_many(tmp_path: Path, root: Path, go: 
     results = (tmp_path / "r").resolve()
     with folders.claimed(results, "s"), pytest.raises(UsageError, match="another nightly"):
         go()
+
+
+@pytest.mark.parametrize("moment", ["write_outputs", "send"])
+def test_a_night_that_ends_before_it_is_told_is_told_by_the_next_call(
+    tmp_path: Path, root: Path, go: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    hook = '[webhook]\nurl_env = "UNSET_HOOK"\nwhen = "always"'
+
+    def killed(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(f"harness.nightly.story.{moment}", killed)
+        with pytest.raises(OSError) as error:
+            go(more=hook)
+    assert exit_code_of(error.value) == 2
+    told, night, said = go(more=hook)
+    assert night.ended is not None and told.exit_code == 0
+    assert len(list((tmp_path / "r" / "nightly" / "s").glob("2*"))) == 1
+    assert calls(root) == ["run 1", "run 2"]  # nothing was measured twice
+    assert "webhook: not sent, $UNSET_HOOK is not set" in said
+    assert (told.folder / "index.html").exists()
+
+
+def test_a_broken_earlier_night_costs_itself_alone(root: Path, go: Any) -> None:
+    first, _, _ = go()
+    (first.folder / "night.json").write_text("{")
+    told, night, _ = go()
+    assert told.exit_code == 0 and told.folder.name == f"{first.folder.name}.2"
+    assert any(str(first.folder) in note for note in night.notes)

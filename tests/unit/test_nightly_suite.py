@@ -85,6 +85,8 @@ def test_the_name_of_a_suite_is_its_files(tmp_path: Path) -> None:
         ('[[entries]]\nname = "a"\n[[gates]]\nmetric = "x"\nmin = 3\nmax = 2', "min 3 is above"),
         ('[[entries]]\nname = "a"\n[webhook]\nurl = "http://x"', "unknown key 'url'"),
         ('[[entries]]\nname = "a"\n[webhook]\nurl_env = "https://x/y"', "not its value"),
+        ('[[entries]]\nname = "a"\n[[gates]]\nmetric = "x"\nmin = nan', "min: nan is no bound"),
+        ('[[entries]]\nname = "a"\n[[gates]]\nmetric = "x"\nmax = inf', "max: inf is no bound"),
         ('[[entries]]\nname = "a"\nminutes = "long"', "'minutes': a number is wanted"),
         ('[[entries]]\nname = "a"\nvariants = ["spec"]', "did you mean 'speculative'?"),
         ('entries = 3', "write each as a table of its own, [[entries]]"),
@@ -107,6 +109,28 @@ def test_a_wrong_plan_is_told_before_anything_runs(tmp_path: Path) -> None:
     text = '[[entries]]\nname = "a"\nprofile = "dmo"'
     with pytest.raises(UsageError, match="did you mean 'demo'"):
         check_plans(read_suite(write_suite(tmp_path, text)))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('engine = "vlm"', "entry 'a': no engine 'vlm'; did you mean 'vllm'?"),
+        ('[control]\nroot = "nowhere"', "nowhere is no checkout of the harness"),
+        ('[control]\nenv = {"A=B" = "x"}', "env: 'A=B' is no name of a variable"),
+    ],
+)
+def test_what_would_be_noticed_hours_later_is_told_before(
+    tmp_path: Path, more: str, said: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        check_plans(read_suite(write_suite(tmp_path, f'[[entries]]\nname = "a"\n{more}')))
+    assert said in str(error.value) and "suite.toml" in str(error.value)
+
+
+def test_a_workload_of_any_length_is_no_file(tmp_path: Path) -> None:
+    text = f'[[entries]]\nname = "a"\nworkload = "{"w" * 5000}"'
+    loaded = read_suite(write_suite(tmp_path, text))
+    assert arguments_of(loaded, loaded.suite.entries[0])[-1].endswith("www")
 
 
 def test_files_are_seen_from_the_suites_folder(tmp_path: Path) -> None:

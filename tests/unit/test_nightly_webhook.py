@@ -118,3 +118,54 @@ def test_nothing_is_raised_whatever_the_environment_says(
 ) -> None:
     told, _ = post(Webhook(url_env="HOOK", secret_env="SECRET", retries=1), environment)
     assert said in told and "T0K3N" not in told and "\n" not in told
+
+
+def test_an_address_that_is_none_is_tried_once() -> None:
+    said, waits = post(Webhook(url_env="HOOK"), {"HOOK": "chat.example/T0K3N"})
+    assert said.startswith("webhook: not sent, tried once: UnsupportedProtocol: is it a whole")
+    assert waits == [] and "T0K3N" not in said
+
+
+def test_a_redirect_is_not_followed(listen: Any) -> None:
+    server = listen(302)
+    said, _ = post(Webhook(url_env="HOOK"), {"HOOK": server.url})
+    assert said == "webhook: not sent, tried once: HTTP 302" and len(server.got) == 1
+
+
+def test_an_answer_without_an_end_is_not_waited_for() -> None:
+    """The server takes it, and then sends its body a byte at a time for ever."""
+    closed = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            try:
+                while not closed.wait(0.05):
+                    self.wfile.write(b".")
+            except OSError:
+                pass
+            finally:
+                closed.set()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/"
+        assert post(Webhook(url_env="HOOK"), {"HOOK": url})[0] == "webhook: sent"
+        assert closed.wait(30)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_wrong_proxy_or_secret_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "socks5://127.0.0.1:1")
+    hook = Webhook(url_env="HOOK", secret_env="SECRET", retries=0)
+    said, _ = post(hook, {"HOOK": "http://example.invalid/T0K3N", "SECRET": "\udcff"})
+    assert said.startswith("webhook: not sent, tried once: ") and "T0K3N" not in said

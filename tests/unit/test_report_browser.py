@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import report_run as made
-from chromium import browser, opened
+from chromium import axe, browser, opened
 
 from harness.records import LoadPoint
 from harness.report.html import write_report
@@ -207,11 +207,6 @@ def test_on_a_phone_nothing_sticks_out(chromium: Any, page: Path, width: int) ->
             "parseFloat(getComputedStyle(document.querySelector('.verdict p')).fontSize)"
         )
         assert small >= 15
-
-
-def axe() -> str:
-    package = pytest.importorskip("axe_playwright_python", reason="pip install .[test]")
-    return (Path(package.__file__).parent / "axe.min.js").read_text("utf-8")
 
 
 @pytest.mark.parametrize("scheme", THEMES)
