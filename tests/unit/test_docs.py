@@ -6,6 +6,7 @@ import importlib.util
 import posixpath
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote
@@ -149,6 +150,36 @@ def test_every_command_and_option_exists() -> None:
     assert not {call: why for call, why in wrong.items() if why}
 
 
+def every_command(command: Any, named: str) -> Iterator[str]:
+    """The whole name of each command that does something by itself."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from every_command(inner, f"{named} {name}")
+    if not getattr(command, "commands", None) or command.invoke_without_command:
+        yield named
+
+
+def test_the_page_of_the_command_line_has_every_command() -> None:
+    shapes = [c for c in COMMANDS if c.page == "docs/command-line.md"]
+    told = {
+        f"{c.program} {' '.join(command_path)}".strip()
+        for c in shapes
+        if "." not in c.program
+        for command_path in paths_of(c.words, PROGRAMS[c.program])
+    }
+    real = {name for top in PROGRAMS for name in every_command(PROGRAMS[top], top)}
+    assert len(real) > 25
+    assert not real - told
+
+
+def paths_of(words: tuple[str, ...], top: Any) -> list[tuple[str, ...]]:
+    """The commands that a synopsis is of, each as the words that name it."""
+    if not words or not getattr(top, "commands", None):
+        return [()]
+    names = [n for n in words[0].split("|") if n in top.commands]
+    inner = [(n, rest) for n in names for rest in paths_of(words[1:], top.commands[n])]
+    return [(n, *rest) for n, rest in inner] or [()]
+
+
 @pytest.mark.parametrize(
     ("program", "line", "shape"),
     [
@@ -174,6 +205,7 @@ def values_of(words: tuple[str, ...], option: str) -> list[str]:
     return after + [w.partition("=")[2] for w in words if w.startswith(f"{option}=")]
 
 
+@cache
 def key_fault(item: str, option: str, root: type[Section]) -> str | None:
     try:
         if option == "--over":
