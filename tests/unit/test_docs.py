@@ -45,18 +45,20 @@ def target_of(page: str, link: str) -> tuple[str, str]:
     return whole, anchor
 
 
-def local_links() -> Iterator[tuple[str, str, str, str]]:
+@cache
+def local_links() -> list[tuple[str, str, str, str]]:
     """Page, link as written, file and anchor."""
-    for page in PAGES:
-        for link in docs_pages.links(docs_pages.text_of(page)):
-            if not re.match(r"[a-z][a-z0-9+.-]*:", link):
-                yield (page, link, *target_of(page, link))
+    return [
+        (page, link, *target_of(page, link))
+        for page in PAGES
+        for link in docs_pages.links(docs_pages.text_of(page))
+        if not re.match(r"[a-z][a-z0-9+.-]*:", link)
+    ]
 
 
 def test_every_link_leads_to_a_file_that_is_in_git() -> None:
-    found = list(local_links())
-    assert len(found) > 150
-    assert not [(p, link) for p, link, to, _ in found if to not in TRACKED | FOLDERS]
+    assert len(local_links()) > 150
+    assert not [(p, link) for p, link, to, _ in local_links() if to not in TRACKED | FOLDERS]
 
 
 def test_every_anchor_exists() -> None:
