@@ -80,8 +80,3 @@ def test_the_budgets_of_the_page_are_those_of_the_code() -> None:
         assert found is not None
         for phase in phases:
             assert budgets(phase) == (float(found[1]), float(found[2])), phase
-
-
-def test_links_lead_somewhere() -> None:
-    for link in set(re.findall(r"\]\(([\w.-]+\.md)", TEXT)):
-        assert (PAGE.parent / link).is_file(), link

@@ -1,4 +1,4 @@
-"""The commands of docs/training.md: they run as they stand, and its links lead somewhere."""
+"""The commands of docs/training.md: they run as they stand."""
 
 from __future__ import annotations
 
@@ -22,28 +22,15 @@ def commands() -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
-def test_every_option_of_a_command_exists(repo: Path) -> None:
-    assert len(commands()) >= 8
-    for command in {tuple(shlex.split(line)[:4]) for line in commands()}:
-        words = [sys.executable, *command[1:4], "--help"]
-        told = subprocess.run(words, cwd=repo, capture_output=True, text=True, check=True).stdout
-        for line in commands():
-            split = shlex.split(line)
-            if tuple(split[:4]) == command:
-                for option in (word for word in split if word.startswith("--")):
-                    assert option in told, (line, option)
-
-
-def test_the_page_names_every_plan_and_its_links_lead_somewhere() -> None:
+def test_the_page_names_every_plan() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in plan_names():
         assert f"`{name}`" in text
-    for link in set(re.findall(r"\]\(([\w.-]+\.md)", text)):
-        assert (PAGE.parent / link).is_file(), link
 
 
 @pytest.mark.full
 def test_the_commands_run_as_they_stand(repo: Path, demo_pair: Path, tmp_path: Path) -> None:
+    assert len(commands()) >= 8
     env = {**os.environ, "PYTHONPATH": str(repo)}
     for line in commands():
         words = [sys.executable, *shlex.split(line)[1:]]
