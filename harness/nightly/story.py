@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from engines import catalog
 from harness.errors import UsageError
 from harness.load.interrupt import signal_of
 from harness.nightly import folders, judge, measuring
@@ -58,7 +59,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 def nightly(loaded: Loaded, progress: Progress, *, anew: bool = False) -> Told:
     """Do a night of the suite, or what is left of it. Mistakes of the user are raised first."""
-    check_plans(loaded)
+    check_plans(loaded, catalog.names())
     check_out(loaded.results)
     read_accepted(loaded.accepted)
     results = loaded.results.resolve()

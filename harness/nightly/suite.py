@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from engines.catalog import names as engine_names
 from harness.errors import UsageError, one_line
 from harness.plan.load import build, is_path, read_profile, read_toml
 from harness.plan.schema import Section
@@ -176,13 +175,16 @@ def read_suite(path: Path) -> Loaded:
     return loaded
 
 
-def check_plans(loaded: Loaded) -> None:
-    """Raise `UsageError` at the first entry whose profile or `set` cannot be, before any run."""
+def check_plans(loaded: Loaded, engines: list[str]) -> None:
+    """Raise `UsageError` at the first entry whose engine, profile or `set` cannot be.
+
+    `engines`: the names that there are.
+    """
     _check_control(loaded)
     for entry in loaded.suite.entries:
         where = f"{loaded.path}, entry '{entry.name}'"
-        if entry.engine is not None and entry.engine not in engine_names():
-            near = hint(entry.engine, engine_names())
+        if entry.engine is not None and entry.engine not in engines:
+            near = hint(entry.engine, engines)
             raise UsageError(f"{where}: no engine '{one_line(entry.engine, 40)}'{near}")
         try:
             profile = profile_of(loaded, entry)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engines.catalog import names
 from harness.nightly.suite import check_plans, read_suite
 
 REPO = Path(__file__).resolve().parents[2]
@@ -22,7 +23,7 @@ RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 
 def test_the_suite_can_be_read_and_its_plans_built() -> None:
     loaded = read_suite(REPO / SUITE)
-    check_plans(loaded)
+    check_plans(loaded, names())
     assert [e.name for e in loaded.suite.entries] == ["alone", "two-users"]
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nightly_points import write_suite
 
+from engines.catalog import names
 from harness.errors import HarnessError, UsageError
 from harness.nightly.suite import (
     Suite,
@@ -62,7 +63,7 @@ def test_a_whole_suite_is_read(tmp_path: Path) -> None:
         *("--profile", "demo", "--set", "workload.dataset=builtin"),
         *("--set", "load.concurrency=8", "--variants", "speculative"),
     )
-    check_plans(loaded)
+    check_plans(loaded, names())
 
 
 def test_the_name_of_a_suite_is_its_files(tmp_path: Path) -> None:
@@ -105,10 +106,10 @@ def test_a_mistake_is_one_line_that_names_it(tmp_path: Path, text: str, said: st
 def test_a_wrong_plan_is_told_before_anything_runs(tmp_path: Path) -> None:
     text = '[[entries]]\nname = "a"\nset = ["load.concurency=8"]'
     with pytest.raises(UsageError, match=r"entry 'a'.*load\.concurrency"):
-        check_plans(read_suite(write_suite(tmp_path, text)))
+        check_plans(read_suite(write_suite(tmp_path, text)), names())
     text = '[[entries]]\nname = "a"\nprofile = "dmo"'
     with pytest.raises(UsageError, match="did you mean 'demo'"):
-        check_plans(read_suite(write_suite(tmp_path, text)))
+        check_plans(read_suite(write_suite(tmp_path, text)), names())
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_what_would_be_noticed_hours_later_is_told_before(
     tmp_path: Path, more: str, said: str
 ) -> None:
     with pytest.raises(UsageError) as error:
-        check_plans(read_suite(write_suite(tmp_path, f'[[entries]]\nname = "a"\n{more}')))
+        check_plans(read_suite(write_suite(tmp_path, f'[[entries]]\nname = "a"\n{more}')), names())
     assert said in str(error.value) and "suite.toml" in str(error.value)
 
 
