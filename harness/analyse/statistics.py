@@ -42,12 +42,17 @@ class LogMean(msgspec.Struct, frozen=True, kw_only=True):
         at = math.ceil(confidence * (size + 1)) - 1
         return math.inf if at >= size else self.reference[at] * self.error
 
+    def ends(self, confidence: float) -> tuple[float, float] | None:
+        """The interval on the scale that the mean is on; None of one unit."""
+        half = self.half(confidence)
+        return None if half is None else (self.mean - half, self.mean + half)
+
     def interval(self, confidence: float) -> tuple[float, float] | None:
         """The interval of the ratio; None where it has none, as it is without any end."""
-        half = self.half(confidence)
-        if half is None or abs(self.mean) + half > LARGEST:
+        ends = self.ends(confidence)
+        if ends is None or max(map(abs, ends)) > LARGEST:
             return None
-        return math.exp(self.mean - half), math.exp(self.mean + half)
+        return math.exp(ends[0]), math.exp(ends[1])
 
     def p_value(self) -> float | None:
         """Two-sided, of a mean of zero: no difference."""

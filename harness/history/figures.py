@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from harness.analyse.estimates import pooled_ratio
-from harness.analyse.statistics import LogMean, log_mean, t_quantile
+from harness.analyse.statistics import log_mean
 from harness.findings import CellSummary, Distribution, GpuFigures, Metrics
 from harness.measure.definitions import DEFINITIONS
 from harness.measure.metrics import per_position_conditional, pool
@@ -24,7 +24,6 @@ Better = Literal["higher", "lower"]
 Units = Sequence[tuple[int, float | None]]
 """Values, each with the start (`repeat`) that it is of."""
 CONFIDENCE = 0.95
-LARGEST = math.log(1e300)
 PARTS = ("mean", "p50", "p90", "p99")
 LATENCIES = (
     *("ttft_s", "tpot_s", "icl_s", "itl_s", "e2el_s", "ttft_from_due_s", "e2el_from_due_s"),
@@ -100,24 +99,13 @@ def over_starts(figure: Figure, values: Units, *, log: bool) -> Iterator[Figure]
     if not starts:
         return
     found = log_mean([fmean(own) for own in starts.values()])
-    back: Callable[[float], float] = math.exp if log else float
-    ends = _interval(found)
-    # An end that no number can hold is none: starts apart by hundreds of powers of ten.
-    bounded = all(end is not None and (not log or end < LARGEST) for end in ends)
-    low, high = (back(end) if bounded and end is not None else None for end in ends)
+    value = math.exp(found.mean) if log else found.mean
+    ends = found.interval(CONFIDENCE) if log else found.ends(CONFIDENCE)
+    low, high = ends or (None, None)
     if not log:  # none of these figures can be below 0, and no share above 1
         low = None if low is None else max(0.0, low)
         high = min(1.0, high) if high is not None and figure.unit == "fraction" else high
-    yield msgspec.structs.replace(
-        figure, value=back(found.mean), ci_low=low, ci_high=high, n=found.units
-    )
-
-
-def _interval(found: LogMean) -> tuple[float | None, float | None]:
-    if found.error is None:
-        return None, None
-    half = t_quantile(0.5 + CONFIDENCE / 2, found.units - 1) * found.error
-    return found.mean - half, found.mean + half
+    yield msgspec.structs.replace(figure, value=value, ci_low=low, ci_high=high, n=found.units)
 
 
 def _values(cells: Iterable[CellSummary], take: Callable[[Metrics], float | None]) -> Units:

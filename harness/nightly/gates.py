@@ -6,14 +6,12 @@ either has failed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Literal
 
 from harness.analyse.series.gate import gate
-from harness.analyse.statistics import t_quantile
+from harness.analyse.statistics import log_mean
 from harness.findings import Interval
 from harness.nightly import accepted as accepting
 from harness.nightly.pins import Pin
@@ -127,12 +125,9 @@ def _broken(case: Case, series: Series, bound: float, below: bool) -> tuple[Gate
 
 def interval_of(values: Sequence[float], confidence: float) -> Interval:
     """The mean of blocks with Student's t interval; none of a single block."""
-    n = len(values)
-    mean = fmean(values)
-    if n < 2:
-        return Interval(value=mean)
-    half = t_quantile(0.5 + confidence / 2, n - 1) * stdev(values) / math.sqrt(n)
-    return Interval(value=mean, ci_low=mean - half, ci_high=mean + half)
+    found = log_mean(values)  # on the values' own scale
+    low, high = found.ends(confidence) or (None, None)
+    return Interval(value=found.mean, ci_low=low, ci_high=high)
 
 
 def _unknown(case: Case, wanted: Gate) -> GateResult:
