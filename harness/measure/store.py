@@ -101,6 +101,25 @@ def check_version(path: Path, version: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def held(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold a folder for one process. Raises `UsageError` with `refusal` where another holds it.
+
+    It is the folder that is locked: its files may be replaced meanwhile.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{folder}: {refusal}") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+
+
 class RunFolder:
     """Where everything of a run lies."""
 
@@ -166,19 +185,8 @@ class RunFolder:
         """Hold the folder for one harness. Raises `UsageError` where another measures into it."""
         if not self.path.is_dir():
             raise UsageError(f"{self.path}: no such folder; is this the folder of a run?")
-        folder = os.open(self.path, os.O_RDONLY)  # its files may be replaced meanwhile
-        try:
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(
-                    f"{self.path}: another harness is measuring into it; wait for its end"
-                ) from None
-            except OSError:
-                pass  # a file system without locks
+        with held(self.path, "another harness is measuring into it; wait for its end"):
             yield
-        finally:
-            os.close(folder)
 
     def summary(self) -> Summary:
         """Raises `UsageError` where there is none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from harness.errors import UsageError
-from harness.measure.store import read_json, write_atomic
+from harness.measure.store import held, read_json, write_atomic
 from harness.nightly.records import NIGHT_SCHEMA, Baseline, EntryPoints, Night
 
 NIGHT = "night.json"
@@ -130,19 +129,10 @@ def claimed(results: Path, suite: str) -> Iterator[None]:
     folder = suite_folder(results, suite)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be used: {error.strerror}") from None
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{folder}: another nightly is at work on it; wait for it") from None
-        except OSError:
-            pass  # a file system without locks
+    with held(folder, "another nightly is at work on it; wait for it"):
         yield
-    finally:
-        os.close(handle)
 
 
 def baseline_path(results: Path, suite: str, entry: str) -> Path:
