@@ -116,6 +116,7 @@ class Work:
         self.night = night
         self.earlier = list(earlier)[-loaded.suite.keep_nights :]
         self.earlier_nights, self._skipped = folders.read_nights(self.earlier)
+        self._kept: dict[str, list[EntryPoints]] = {}
         self.progress = progress
         self.control = control_of(loaded)
         self._spent_before = night.spent_s
@@ -144,9 +145,7 @@ class Work:
 
     def put(self, state: EntryState) -> None:
         """Replace an entry's state."""
-        self.save(
-            entries=tuple(state if e.name == state.name else e for e in self.night.entries)
-        )  # fmt: skip
+        self.save(entries=tuple(state if e.name == state.name else e for e in self.night.entries))
 
     def measure_all(self) -> None:
         """Every entry that is not done, in order, as long as the budget lets it."""
@@ -231,9 +230,7 @@ class Work:
         """Keep an entry's figures in the night's folder; False where its run has none."""
         assert state.attempt is not None and state.attempt.run is not None
         try:
-            points = measuring.figures(
-                self.results / state.attempt.run, self.loaded.suite.name
-            )  # fmt: skip
+            points = measuring.figures(self.results / state.attempt.run, self.loaded.suite.name)
             fresh, control = (
                 joined(
                     measuring.blocks(state.name, self.results / a.run)
@@ -310,17 +307,17 @@ class Work:
             night=self.folder.name,
             gates=self.loaded.gates(entry),
             series=self._series(state),
-            baseline=folders.read_baseline(
-                self.results, self.loaded.suite.name, entry.name
-            ),
+            baseline=folders.read_baseline(self.results, self.loaded.suite.name, entry.name),
             accepted=read_accepted(self.loaded.accepted),
             nights=tuple(self.earlier_nights),
             digest=state.digest,
             suite=self.loaded.suite,
-        )  # fmt: skip
+        )
 
     def _series(self, state: EntryState) -> dict[str, Series]:
-        kept = kept_of([*self.earlier, self.folder], state.name)
+        if state.name not in self._kept:  # tonight's changes as the night goes on, others do not
+            self._kept[state.name] = kept_of(self.earlier, state.name)
+        kept = [*self._kept[state.name], *kept_of([self.folder], state.name)]
         return series_of(state.name, kept, state.digest)
 
     def conclude(self) -> Told:
