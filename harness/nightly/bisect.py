@@ -17,7 +17,7 @@ import msgspec
 
 from engines.base import EngineError
 from harness.analyse.series.confirm import confirm
-from harness.analyse.series.records import Change, Config
+from harness.analyse.series.records import Change, Config, Confirmation
 from harness.errors import HarnessError, UsageError
 from harness.findings import Interval
 from harness.load.interrupt import signal_of
@@ -143,13 +143,7 @@ class Search:
             found = self._between(bad)
             if found is None:
                 continue
-            said = confirm(
-                found,
-                probe.blocks,
-                reference=probe.beside,
-                better=self._better,
-                config=self.config,
-            )
+            said = self._said(found, probe)
             more = said.verdict == "undecided" and said.more > 0
             label: Label = "bad" if said.verdict == "confirmed" else "good"
             decided = None if more else label
@@ -161,6 +155,16 @@ class Search:
                 break
         return None
 
+    def _said(self, change: Change, probe: Probe) -> Confirmation:
+        """What the candidate's blocks beside the good end's say of the change."""
+        return confirm(
+            change,
+            probe.blocks,
+            reference=probe.beside,
+            better=self._better,
+            config=self.config,
+        )
+
     def _judge(self, name: str, change: Change) -> None:
         """Measure one candidate beside the good end until it is decided."""
         for _ in range(ROUNDS):
@@ -168,13 +172,7 @@ class Search:
             probe = self._probe(name)
             if probe.label == "skip":
                 break
-            said = confirm(
-                change,
-                probe.blocks,
-                reference=probe.beside,
-                better=self._better,
-                config=self.config,
-            )
+            said = self._said(change, probe)
             if said.verdict != "undecided":
                 label: Label = "bad" if said.verdict == "confirmed" else "good"
                 self._put(msgspec.structs.replace(probe, label=label, why=said.why))

@@ -105,9 +105,7 @@ def judge(case: Case) -> Judged:
     return Judged(gates=tuple(gates), findings=tuple(findings), wanted=more)
 
 
-def _of_series(
-    case: Case, series: Series, places: Places
-) -> tuple[list[Finding], int]:  # fmt: skip
+def _of_series(case: Case, series: Series, places: Places) -> tuple[list[Finding], int]:
     """What the series itself shows, and how many fresh blocks are wanted for it."""
     changes = detect(
         places.values,

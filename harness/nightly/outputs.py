@@ -127,9 +127,7 @@ def render_markdown(view: View) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(
-    heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> list[str]:  # fmt: skip
+def _table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = ["", f"## {heading}", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     return lines + [f"| {' | '.join(escape(text) for text in row)} |" for row in rows]
 

@@ -164,10 +164,11 @@ def read_suite(path: Path) -> Loaded:
     plain = {k: v for k, v in table.items() if k not in ("entries", "gates")}
     suite = msgspec.structs.replace(
         decode(plain, str(path), Suite),
-        entries=tuple(_entry(e, f"{path}, [[entries]] {_called(e, i)}")
-                      for i, e in enumerate(entries)),
+        entries=tuple(
+            _entry(e, f"{path}, [[entries]] {_called(e, i)}") for i, e in enumerate(entries)
+        ),
         gates=tuple(_gate(g, f"{path}, [[gates]] {i + 1}") for i, g in enumerate(gates)),
-    )  # fmt: skip
+    )
     if not suite.name:
         suite = msgspec.structs.replace(suite, name=path.stem)
     loaded = Loaded(suite=suite, path=path)

@@ -25,9 +25,7 @@ def chosen(night: Night, series: Sequence[Series], watched: Sequence[str]) -> li
     spoken += [g.series for g in night.gates if g.status in ("fail", "unconfirmed", "known")]
     by_name = {s.name: s for s in series}
     first = [by_name[name] for name in dict.fromkeys(spoken) if name in by_name]
-    rest = [
-        s for s in series if s.metric in watched and s not in first and _nights(s) > 1
-    ]  # fmt: skip
+    rest = [s for s in series if s.metric in watched and s not in first and _nights(s) > 1]
     rest.sort(key=lambda s: (watched.index(s.metric), s.point.variant != "speculative"))
     return [*first, *rest][:MOST]
 
