@@ -216,7 +216,11 @@ def _plot(
                 f"most {words.number(float(values.max()))}"
             )
         _finish(ax, panel, [len(values) for _, (_, values) in found])
-    style.name_variants(figure, [v for v in VARIANTS if v in chosen])
+    seen = {variant for _, found in drawn for variant, _ in found}
+    style.name_variants(figure, [v for v in VARIANTS if v in seen])
+    missing = [v for v in VARIANTS if v in chosen and v not in seen]
+    if missing:
+        caption += f" Not drawn: {' and '.join(missing)}, with fewer than two samples in its block."
     label = f"{style.plain(group.engine)}, {words.load_words(group.load)}"
     figure.suptitle(label, x=0.01, ha="left", fontsize=9.5)
     slug = words.slug(name, group.name)

@@ -84,6 +84,19 @@ def test_the_page_draws_gauges_and_power_and_says_what_is_missing(tmp_path: Path
     assert "SM clock, MHz, mean, speculative: mean 1,800" in power
 
 
+def test_a_variant_with_a_single_sample_is_not_in_the_legend_and_said_so(tmp_path: Path) -> None:
+    told = report_run.summary()
+    run = report_run.write_run(tmp_path / "run", told)
+    for cell in told.cells:
+        times = range(10) if cell.variant == "baseline" else range(1)
+        rows = [Row(at * S, "engine", "", {"running": 1.0}) for at in times]
+        write_series(run / "cells" / cell.cell_id / "telemetry.parquet", series_of(rows))
+    page = write_report(run).read_text()
+    assert "Not drawn: speculative, with fewer than two samples in its block." in page
+    gauges = next((run / "plots").glob("gauges-*.svg")).read_text()
+    assert ">baseline</text>" in gauges and ">speculative</text>" not in gauges
+
+
 def test_a_broken_file_is_a_caution_and_the_page_is_made(tmp_path: Path) -> None:
     run = report_run.write_run(tmp_path / "run", report_run.summary())
     broken = next((run / "cells").iterdir()) / "telemetry.parquet"
