@@ -24,6 +24,7 @@ from engines.recipes import RECIPES
 pytest.importorskip("scikit_build_core", reason="the test extra is not installed")
 
 UNITS = 6
+SMALL = 0.01  # GiB: these projects are small, and the real need is no matter of this machine
 CMAKE = """
 cmake_minimum_required(VERSION 3.18)
 project(sgl-kernel LANGUAGES C)
@@ -44,6 +45,20 @@ version = "0.0.1"
 [tool.scikit-build]
 wheel.packages = ["sgl_kernel"]
 """
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "DISK_GIB", SMALL)
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_unpacked(
+    source: Path, nvcc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "DISK_GIB", 1e9)
+    with pytest.raises(EngineUsageError, match=r"needs about 1e\+09 GiB .* make room"):
+        build(wanted(source), root=tmp_path)
+    assert not list((tmp_path / ".venvs").rglob("CMakeLists.txt"))
 
 
 @pytest.fixture
@@ -179,7 +194,8 @@ def test_a_source_that_is_none_is_told(what: str, tmp_path: Path) -> None:
 def test_the_command_line_ends_with_the_coverage_or_one_line(
     source: Path, nvcc: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "harness", "engines", "build", "sgl-kernel"]
+    code = f"import engines.build as b; b.DISK_GIB = {SMALL}; from harness.cli import main; main()"
+    command = [sys.executable, "-c", code, "engines", "build", "sgl-kernel"]
     command += ["--arch", "12.0a", "--source", str(source), "--python", sys.executable]
     env = {**os.environ, "SPEC_HARNESS_VENVS": str(tmp_path)}
     ran = subprocess.run(
