@@ -21,8 +21,12 @@ STORIES = (
     *("doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
     *("telemetry", "sampler", "compare"),
     *("nightly.story", "nightly.changed", "nightly.bisect", "nightly.candidates"),
+    *("diagnose.story", "diagnose.mend"),
 )
-COMMANDS = (*("cli", "cli_compare", "cli_engines", "cli_exchange", "cli_history", "cli_nightly"),)
+COMMANDS = (
+    *("cli", "cli_compare", "cli_diagnose", "cli_engines", "cli_exchange", "cli_history"),
+    *("cli_nightly",),
+)
 SHARED = ("harness.records", "harness.findings", "harness.errors")
 LEAVES = (*SHARED, "engines.base", "drafters.spec")
 
@@ -67,9 +71,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("harness.doctoring", "engines", "drafters", "harness.load.prompts.tokens", *SHARED),
     ),
     "harness.diagnose": ("harness.diagnose", "harness.analyse", *SHARED),
+    "harness.diagnose.page": ("harness.diagnose", "harness.report", "harness.analyse", *SHARED),
+    # The drafter is run as the trainer runs it: that is what an engine is held against.
     "harness.diagnose.experiments": (
         *("harness.diagnose", "engines", "drafters", "harness.load", "harness.measure"),
-        *SHARED,
+        *("harness.analyse", "harness.plan.schema", "training", *SHARED),
     ),
 }
 EVERYTHING = tuple(PACKAGES)

@@ -1,0 +1,34 @@
+"""The causes of an acceptance collapse that are known, by name; `causes.toml` lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+Stage = Literal[
+    "checkpoint", "training", "target", "states", "execution", "verification", "counting", "prompts"
+]
+NONE = "none"
+UNKNOWN = "unknown"
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One cause: where it lies, what to do about it, and where it was seen.
+
+    `family`: causes that no experiment can tell apart from outside have the same. `seen`: upstream
+    threads that tell of it. `fixable`: `--fix` can write the corrected checkpoint or plan.
+    """
+
+    title: str
+    stage: Stage
+    remedy: str
+    family: str | None = None
+    seen: tuple[str, ...] = ()
+    fixable: bool = False
+
+
+CAUSES: dict[str, Cause] = msgspec.toml.decode(
+    Path(__file__).with_name("causes.toml").read_bytes(), type=dict[str, Cause]
+)
