@@ -52,8 +52,8 @@ READ_BYTES, MOST_READS = 1 << 16, 16
 """Of the engine's output at once: more than a pipe holds, and never without end."""
 BOUNDED_BELOW = 8
 """Bytes of a value that is hidden even within a word; a shorter one only where it stands alone."""
-OWN_TEMP = "spec-"
-"""How the engine's temporary folder begins; short, for the sockets within."""
+MARKER = "SPEC_HARNESS_ENGINE_PROCESS"
+"""Environment variable with a unique value in every process of one engine."""
 LONGEST_SOCKET = 107
 """Bytes of a Unix socket's path."""
 SOCKET_NAME = 37
@@ -141,6 +141,11 @@ def _redactor() -> Redactor | None:
     return Redactor([os.fsencode(v) for v in asked["values"]], asked["mark"].encode())
 
 
+def temp_name(mark: str) -> str:
+    """The name of the temporary folder of the engine with that mark; short, for sockets in it."""
+    return f"spec-{mark[:12]}"
+
+
 def own_temp() -> dict[str, str]:
     """The variables of a new temporary folder, which is the last of them; none where one cannot be.
 
@@ -148,11 +153,13 @@ def own_temp() -> dict[str, str]:
     """
     import getpass
     import tempfile
+    import uuid
 
     try:
         base = tempfile.gettempdir()
         user = "".join("_" if c in '\\/:*?"<>|' else c for c in getpass.getuser())  # as torch does
-        folder = tempfile.mkdtemp(prefix=OWN_TEMP)
+        folder = os.path.join(base, temp_name(os.environ.get(MARKER) or uuid.uuid4().hex))
+        os.mkdir(folder, 0o700)
     except (OSError, KeyError):  # nowhere to write; a user without a name
         return {}
     if len(os.fsencode(folder)) + SOCKET_NAME > LONGEST_SOCKET:

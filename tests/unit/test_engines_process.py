@@ -438,10 +438,11 @@ def told_temp(engine: EngineProcess) -> list[str]:
     return list(found.groups())
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", ["nothing", "engine", "supervisor"])
 def test_what_an_engine_leaves_in_the_temporary_folder_goes(
-    make: Any, temp: Path, killed: bool
+    make: Any, temp: Path, killed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(temp))  # as a process finds it that begins now
     engine = make("litter")
     engine.start()
     engine.wait_ready()
@@ -450,9 +451,9 @@ def test_what_an_engine_leaves_in_the_temporary_folder_goes(
     assert len(list(Path(own).iterdir())) == 40
     # Compiled kernels outlive a start, as they do without a folder of its own.
     assert Path(cache).parent == temp
-    if killed:
-        for pid in descendants(engine.pid):
-            os.kill(pid, signal.SIGKILL)
+    pids = {"engine": descendants(engine.pid), "supervisor": [engine.pid]}.get(killed, [])
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     engine.stop()
     assert list(temp.iterdir()) == []
 
