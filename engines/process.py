@@ -15,10 +15,12 @@ import errno
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Collection
@@ -39,7 +41,7 @@ from engines.phases import LogFollower, PhaseTracker, read_log, weights_size, wi
 from engines.prefix import is_elsewhere, through
 from engines.secret import HIDDEN, as_written, command_without_secrets, known_secrets
 from engines.signatures import cause_of, relevant_lines
-from engines.supervise import HIDE
+from engines.supervise import HIDE, MARKER, temp_name
 
 SERVING = "serving"
 POLL_S = 0.1
@@ -51,8 +53,6 @@ CARRIED_S = 10.0
 TAIL_LINES = 20
 MAX_SHOWN = 300
 """Characters of a log line in a message."""
-MARKER = "SPEC_HARNESS_ENGINE_PROCESS"
-"""Environment variable with a unique value in every process of one engine."""
 ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     # A crash of native code leaves Python's stack in the log.
@@ -318,12 +318,14 @@ class EngineProcess:
         return 128 - code if code < 0 else code
 
     def _sweep(self) -> None:
-        """Kill what bears this engine's mark: only a supervisor killed itself leaves any."""
+        """Clear away what bears this engine's mark: only a supervisor killed itself leaves any."""
         needle = f"{MARKER}={self._marker}".encode()
         for entry in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
                 if needle in entry.read_bytes().split(b"\0"):
                     os.kill(int(entry.parent.name), signal.SIGKILL)
+        base = self.spec.extra_env.get("TMPDIR") or tempfile.gettempdir()
+        shutil.rmtree(Path(base, temp_name(self._marker)), ignore_errors=True)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started

@@ -18,6 +18,9 @@ runs twice. The outer one keeps the program's standard input open, and its closi
 program's far end, the inner one, is asked to end; it is killed only after the grace. The inner one
 tells no exit code, as its standard output is the log.
 
+The engine gets a temporary folder of its own, which goes with it: engines leave sockets and files
+there by the hundred, and one that is killed removes none.
+
 Standard library only, and run as a script without site packages, so that it starts in
 milliseconds and nothing of the harness's environment can break it.
 """
@@ -49,6 +52,12 @@ READ_BYTES, MOST_READS = 1 << 16, 16
 """Of the engine's output at once: more than a pipe holds, and never without end."""
 BOUNDED_BELOW = 8
 """Bytes of a value that is hidden even within a word; a shorter one only where it stands alone."""
+MARKER = "SPEC_HARNESS_ENGINE_PROCESS"
+"""Environment variable with a unique value in every process of one engine."""
+LONGEST_SOCKET = 107
+"""Bytes of a Unix socket's path."""
+SOCKET_NAME = 37
+"""Bytes that an engine adds to its temporary folder for a socket: a slash and a UUID."""
 CUT_SHOWN = 4
 """Fewer bytes of a secret than this are shown where the output ends within it."""
 
@@ -132,6 +141,34 @@ def _redactor() -> Redactor | None:
     return Redactor([os.fsencode(v) for v in asked["values"]], asked["mark"].encode())
 
 
+def temp_name(mark: str) -> str:
+    """The name of the temporary folder of the engine with that mark; short, for sockets in it."""
+    return f"spec-{mark[:12]}"
+
+
+def own_temp() -> dict[str, str]:
+    """The variables of a new temporary folder, which is the last of them; none where one cannot be.
+
+    What engines keep there from start to start stays where it was.
+    """
+    import getpass
+    import tempfile
+    import uuid
+
+    try:
+        base = tempfile.gettempdir()
+        user = "".join("_" if c in '\\/:*?"<>|' else c for c in getpass.getuser())  # as torch does
+        folder = os.path.join(base, temp_name(os.environ.get(MARKER) or uuid.uuid4().hex))
+        os.mkdir(folder, 0o700)
+    except (OSError, KeyError):  # nowhere to write; a user without a name
+        return {}
+    if len(os.fsencode(folder)) + SOCKET_NAME > LONGEST_SOCKET:
+        os.rmdir(folder)
+        return {}
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{base}/torchinductor_{user}"
+    return {"TORCHINDUCTOR_CACHE_DIR": cache, "TMPDIR": folder}
+
+
 def _prctl(option: int, value: int) -> None:
     """Call prctl where the system has it; elsewhere the guarantee is weaker, not absent."""
     if sys.platform == "linux":
@@ -188,9 +225,19 @@ class Supervisor:
         self.child_status: int | None = None
         self.stop_asked = False
         self.redactor = _redactor()
+        self.temp: dict[str, str] = {}
         self.said: int | None = None  # the end of the pipe that the engine writes into
 
     def run(self) -> int:
+        try:
+            return self._run()
+        finally:
+            if self.temp:
+                import shutil
+
+                shutil.rmtree(self.temp["TMPDIR"], ignore_errors=True)
+
+    def _run(self) -> int:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         wakeup = self._catch_signals()
         try:
@@ -236,10 +283,13 @@ class Supervisor:
         if self.redactor is not None:
             self.said, log = os.pipe()
             os.set_blocking(self.said, False)
+        if self.role != OUTER:
+            self.temp = own_temp()
         # A group of its own: a Ctrl-C in the terminal must not reach the engine before its turn.
         # The parent-death signal covers the one case left, this process being killed itself.
         self.process = subprocess.Popen(
             self.command,
+            env={**os.environ, **self.temp},
             stdin=subprocess.PIPE if self.role == OUTER else subprocess.DEVNULL,
             stdout=log,
             stderr=log,

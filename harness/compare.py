@@ -11,15 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from harness.analyse.across.compare import compare_groups
 from harness.analyse.across.metrics import check_name
 from harness.analyse.across.records import Across, Group, Stored
 from harness.analyse.across.rows import Wanted
 from harness.errors import UsageError
 from harness.measure.store import SUMMARY, RunFolder
-from harness.plan.schema import Plan, as_dict
 from harness.stored import read_run
 from harness.sweep import is_sweep
 
@@ -137,7 +134,6 @@ def read_stored(path: Path, label: str) -> Stored:
         )
     summary = folder.summary()
     run = read_run(folder)
-    plans = msgspec.convert(run.manifest.plan["engines"], dict[str, Plan])
     argv: dict[str, tuple[str, ...]] = {}
     for launch in run.launches:
         argv.setdefault(f"{launch.engine} {launch.variant}", launch.argv)
@@ -145,6 +141,6 @@ def read_stored(path: Path, label: str) -> Stored:
         label=label,
         summary=summary,
         run=run,
-        plans={engine: as_dict(plan) for engine, plan in plans.items()},
+        plans=run.manifest.plan["engines"],
         argv=argv,
     )

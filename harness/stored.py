@@ -14,7 +14,7 @@ from harness.findings import Summary
 from harness.measure.counters import difference
 from harness.measure.parquet import read_requests
 from harness.measure.store import RunFolder, read_json
-from harness.plan.schema import Plan
+from harness.plan.schema import Plan, as_dict
 from harness.progress import Progress
 from harness.records import Cell, LaunchRecord, Manifest, ParityRecord, Ties, Timeline
 
@@ -70,8 +70,7 @@ def report(path: Path, progress: Progress) -> None:
 
 def read_run(folder: RunFolder) -> RunData:
     """Everything that the folder holds for the analysis. Raises `UsageError`."""
-    manifest = folder.manifest()
-    check_plans(folder, manifest)
+    manifest = with_whole_plans(folder, folder.manifest())
     known = {c.cell_id: c for c in manifest.cells}
     cells = [read_cell(folder, known[cell_id]) for cell_id in folder.saved_cells(list(known))]
     return RunData(
@@ -85,8 +84,11 @@ def read_run(folder: RunFolder) -> RunData:
     )
 
 
-def check_plans(folder: RunFolder, manifest: Manifest) -> None:
-    """Raise `UsageError` where a manifest's plans are none, or a cell's engine has none."""
+def with_whole_plans(folder: RunFolder, manifest: Manifest) -> Manifest:
+    """The manifest with every key in its engines' plans: one that a plan lacks has its default.
+
+    Raises `UsageError` where they are no plans, or a cell's engine has none.
+    """
     path, told = folder.path / "manifest.json", manifest.plan.get("engines")
     try:
         plans = msgspec.convert(told, dict[str, Plan])
@@ -95,6 +97,8 @@ def check_plans(folder: RunFolder, manifest: Manifest) -> None:
     for cell in manifest.cells:
         if cell.engine not in plans:
             raise UsageError(f"{path}: {cell.cell_id} is of {cell.engine}, which has no plan in it")
+    engines = {engine: as_dict(plan) for engine, plan in plans.items()}
+    return msgspec.structs.replace(manifest, plan={**manifest.plan, "engines": engines})
 
 
 def read_cell(folder: RunFolder, cell: Cell) -> CellData:

@@ -57,7 +57,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "harness.report": (
         *("harness.report", "harness.analyse", "harness.measure.columns"),
         *("harness.measure.metrics", "harness.measure.parquet", "harness.measure.series"),
-        *("harness.measure.hardware", "harness.plan.recorded", *SHARED),
+        *("harness.measure.hardware", "harness.measure.shape", "harness.plan.recorded", *SHARED),
     ),
     "harness.nightly": (
         *("harness.nightly", "harness.history", "harness.analyse", "harness.report"),

@@ -18,6 +18,7 @@ from harness.findings import Summary
 from harness.measure.migrate import read_stored
 from harness.measure.parquet import read_requests, write_requests
 from harness.measure.series import Series, read_series, write_series
+from harness.measure.shape import ShapeError, checked
 from harness.measure.table import NAMES, RequestTable
 from harness.records import SCHEMA_VERSION, EngineCounters, Manifest, RequestRecord, Timeline
 
@@ -177,8 +178,12 @@ class RunFolder:
             write_atomic(path, to_json(profile))
 
     def manifest(self) -> Manifest:
-        """Raises `UsageError` where there is none."""
-        return read_migrated(self.path / MANIFEST, Manifest)
+        """Raises `UsageError` where there is none, or one that is damaged."""
+        path = self.path / MANIFEST
+        try:
+            return checked(read_migrated(path, Manifest))
+        except ShapeError as error:
+            raise UsageError(f"{path}: {error}") from None
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:

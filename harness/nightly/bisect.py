@@ -61,18 +61,20 @@ def bisect(
         msgspec.json.encode([series, choice.names, choice.pins, digest_of(loaded, entry)])
     ).hexdigest()[:8]
     folder = folders.suite_folder(results, loaded.suite.name) / "bisect" / f"{entry.name}-{named}"
-    with folders.claimed(results, loaded.suite.name):
+    suite = loaded.suite.name
+    with folders.claimed(results, suite), folders.running(results, suite, progress.say) as hold:
         hunt = None if anew or not (folder / HUNT).exists() else read_json(folder / HUNT, Hunt)
         if hunt is None:
             hunt = Hunt(
                 schema_version=NIGHT_SCHEMA,
-                suite=loaded.suite.name,
+                suite=suite,
                 entry=entry.name,
                 series=series,
                 names=choice.names,
                 begun=datetime.now(UTC).isoformat(timespec="seconds"),
             )
         search = Search(loaded, choice, folder, hunt, progress)
+        search.hold = hold
         try:
             return search.run()
         except KeyboardInterrupt as stop:
@@ -92,6 +94,7 @@ class Search:
         self.hunt = hunt
         self.progress = progress
         self.config: Config = msgspec.structs.replace(config_of(loaded.suite), looks=ROUNDS)
+        self.hold: int | None = None
         self._ready: dict[str, Launch] = {}
 
     def run(self) -> Ended:
@@ -228,7 +231,7 @@ class Search:
             out=out,
             log=self.folder / f"{name[:12]}.log",
             say=lambda line: self.progress.say(f"  {name[:12]} {line}"),
-            launch=launch,
+            launch=msgspec.structs.replace(launch, hold=self.hold),
         )
         blocks = self._blocks(done)
         probe = self._probe(name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,6 +20,10 @@ from harness.nightly.records import NIGHT_SCHEMA, Baseline, EntryPoints, Night
 NIGHT = "night.json"
 STALE = timedelta(hours=20)
 """An interrupted night that began longer ago is over: its successor is due."""
+RUNNING = ".running"
+"""Beside the nights: locked while a run is at work."""
+ENDING_S = 120.0
+"""How long the end of a run is waited for that nobody listens to any more."""
 NAMED = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.(\d+))?")
 
 
@@ -133,6 +139,45 @@ def claimed(results: Path, suite: str) -> Iterator[None]:
         raise UsageError(f"{folder}: cannot be used: {error.strerror}") from None
     with held(folder, "another nightly is at work on it; wait for it"):
         yield
+
+
+@contextmanager
+def running(
+    results: Path, suite: str, say: Callable[[str], None], *, wait_s: float = ENDING_S
+) -> Iterator[int]:
+    """Hold what the suite's runs hold too: a file that their supervisors inherit.
+
+    A run outlives a nightly that was killed, for as long as it may take to sum up what it has: so
+    long its end is waited for. Raises `UsageError` where it does not come.
+    """
+    path = suite_folder(results, suite) / RUNNING
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    deadline, told = time.monotonic() + wait_s, False
+    try:
+        while not _locked(handle):
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"{path.parent}: a run of a nightly that was killed has not ended after "
+                    f"{wait_s:g} s; end its processes, then start again"
+                )
+            if not told:
+                say("a run of a nightly that was killed is still ending; waiting for it")
+                told = True
+            time.sleep(0.2)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """Whether the lock is ours now; where the file system has none, always."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def baseline_path(results: Path, suite: str, entry: str) -> Path:

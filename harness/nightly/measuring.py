@@ -37,11 +37,15 @@ CUT_SHORT = "ended by the time budget"
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """How the harness is called: from which checkout, and in which environment."""
+    """How the harness is called: from which checkout, and in which environment.
+
+    `hold`: a file that the run's supervisor keeps open until all of the run has ended.
+    """
 
     python: str = sys.executable
     root: Path = ROOT
     environment: Mapping[str, str] = {}
+    hold: int | None = None
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """Under the supervisor. Its standard input is what keeps the run alive."""
@@ -65,7 +69,7 @@ def measure(
     out: Path,
     log: Path,
     say: Say,
-    launch: Launch | None = None,
+    launch: Launch,
     limit_s: float | None = None,
 ) -> Attempt:
     """Run `python -m harness` with `arguments`, to its end or for `limit_s`; never raises for it.
@@ -74,7 +78,7 @@ def measure(
     folder is kept, and `found` finds it again.
     """
     begun = time.monotonic()
-    code, lines, cut = _watched(arguments, launch or Launch(), log, say, limit_s)
+    code, lines, cut = _watched(arguments, launch, log, say, limit_s)
     complaints = [line for line in lines if line.startswith(COMPLAINT)]
     error = complaints[-1].removeprefix(COMPLAINT) if complaints else None
     if code and error is None and lines:
@@ -117,6 +121,7 @@ def _watched(
             text=True,
             errors="replace",
             start_new_session=True,  # a Ctrl-C is handed on, once
+            pass_fds=() if launch.hold is None else (launch.hold,),
         )
         arrived = _reading(process)
         try:

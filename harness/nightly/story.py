@@ -63,8 +63,10 @@ def nightly(loaded: Loaded, progress: Progress, *, anew: bool = False) -> Told:
     check_out(loaded.results)
     read_accepted(loaded.accepted)
     results = loaded.results.resolve()
-    with folders.claimed(results, loaded.suite.name):
+    suite = loaded.suite.name
+    with folders.claimed(results, suite), folders.running(results, suite, progress.say) as hold:
         work = _begin(loaded, results, progress, anew=anew)
+        work.hold = hold
         try:
             work.measure_all()
             work.confirm_all()
@@ -119,6 +121,7 @@ class Work:
         self._kept: dict[str, list[EntryPoints]] = {}
         self.progress = progress
         self.control = control_of(loaded)
+        self.hold: int | None = None
         self._spent_before = night.spent_s
         self._begun = time.monotonic()
 
@@ -201,13 +204,14 @@ class Work:
             call = arguments
         self._note(step, attempt)
         limit = self.left_s(reserve=False)
+        launch = self.control if step.kind == "control" else Launch()
         done = measuring.measure(
             call,
             attempt,
             out=self.results,
             log=self.folder.log(step.name),
             say=lambda line: self.progress.say(f"  {step.name} {line}"),
-            launch=self.control if step.kind == "control" else Launch(),
+            launch=msgspec.structs.replace(launch, hold=self.hold),
             limit_s=None if limit is None else max(limit, 1.0),
         )
         if call[0] == "resume" and done.exit_code == USER_MISTAKE:

@@ -173,6 +173,7 @@ def read_suite(path: Path) -> Loaded:
         suite = msgspec.structs.replace(suite, name=path.stem)
     loaded = Loaded(suite=suite, path=path)
     _check_names(loaded)
+    _check_metrics(loaded)
     return loaded
 
 
@@ -323,6 +324,26 @@ def _gate(table: dict[str, Any], where: str) -> Gate:
     if gate.min is not None and gate.max is not None and gate.min > gate.max:
         raise UsageError(f"{where}: min {gate.min:g} is above max {gate.max:g}")
     return gate
+
+
+def _check_metrics(loaded: Loaded) -> None:
+    """A figure that no run can have would be in doubt every night, and fail none."""
+    from harness.history.metrics import EXAMPLES, can_be
+
+    suite = loaded.suite
+    gates = [(f"[[gates]] {i}", gate.metric) for i, gate in enumerate(suite.gates, 1)]
+    gates += [
+        (f"[[entries]] '{entry.name}', gate {i}", gate.metric)
+        for entry in suite.entries
+        for i, gate in enumerate(entry.gates, 1)
+    ]
+    for where, metric in (*gates, *(("watch", metric) for metric in suite.watch)):
+        if not can_be(metric, patterns=where != "watch"):
+            near = nearest(metric, EXAMPLES)
+            raise UsageError(
+                f"{loaded.path}, {where}: no figure is called '{one_line(metric, 60)}'; "
+                + (f"did you mean '{near}'?" if near else "docs/history.md names them")
+            )
 
 
 def _check_names(loaded: Loaded) -> None:

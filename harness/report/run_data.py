@@ -16,6 +16,7 @@ import msgspec
 from harness.errors import UsageError
 from harness.findings import Caution, CellSummary, Summary
 from harness.measure.series import Series, read_series
+from harness.measure.shape import checked
 from harness.records import (
     SCHEMA_VERSION,
     Cell,
@@ -213,7 +214,10 @@ def _read(path: Path, kind: type[R], notes: list[Caution], *, quiet: bool = Fals
         return None
     try:
         plain: Any = json.loads(path.read_text("utf-8"), parse_constant=lambda _: None)
-        return msgspec.convert(plain, kind)
+        found = msgspec.convert(plain, kind)
+        if isinstance(found, Manifest):
+            checked(found)
+        return found
     except (OSError, ValueError, msgspec.ValidationError, RecursionError) as error:
         notes.append(_unreadable(path, error))
         return None

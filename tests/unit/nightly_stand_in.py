@@ -2,7 +2,8 @@
 
 What the night and the bisection do with processes, folders, git and signals is real; only the
 engine's figures are made. `behave.json` beside it says how it behaves: `speed` in tokens/s,
-`noise`, `exit`, `sleep` seconds before the figures, `void`; under `entries`, by the value of
+`noise`, `exit`, `sleep` seconds before the figures, `ending` seconds that it takes to end when it
+is asked to, `void`; under `entries`, by the value of
 `seed`, what is otherwise.
 """
 
@@ -19,7 +20,7 @@ from report_run import C1, cell, manifest, metrics, summary
 from harness.plan.schema import Plan, as_dict
 
 SCRIPT = """
-import json, random, secrets, sys, time
+import json, random, secrets, signal, sys, time
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -50,6 +51,11 @@ manifest.update(created=now.isoformat(timespec="seconds"), **behave.get("manifes
 summary["run_id"] = folder.name
 (folder / "manifest.json").write_text(json.dumps(manifest))
 print(f"[   0.0 s] writing to {folder}", file=sys.stderr, flush=True)
+def end(*_):
+    time.sleep(behave.get("ending", 0))
+    (folder / "ended").touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
 time.sleep(behave.get("sleep", 0))
 for cell in summary["cells"]:
     gain = 1.5 if cell["variant"] == "speculative" else 1.0

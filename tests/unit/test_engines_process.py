@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from engines.base import (
 )
 from engines.phases import LogFollower, PhaseTracker, read_log
 from engines.process import EngineProcess, check_port, free_port
+from engines.supervise import descendants
 
 SERVER = """
     import http.server, os, signal, subprocess, sys, time
@@ -49,6 +51,14 @@ SERVER = """
         os.wait()
 
     print("begin weights", flush=True)
+    if mode == "litter":
+        import socket, tempfile, uuid
+        for _ in range(20):
+            tempfile.NamedTemporaryFile(delete=False)
+            left = socket.socket(socket.AF_UNIX)
+            left.bind(f"{tempfile.gettempdir()}/{uuid.uuid4()}")
+        print("temp", os.environ.get("TMPDIR"), os.environ.get("TORCHINDUCTOR_CACHE_DIR"),
+              flush=True)
     if mode == "orphans":
         note = "import os; print('orphan', os.getpid(), flush=True); "
         orphan(note + "import time; time.sleep(600)")
@@ -411,6 +421,66 @@ def test_supervisor_killed(make: Any) -> None:
     assert not engine.alive()
     engine.stop()
     assert gone(pids)
+
+
+@pytest.fixture
+def temp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The machine's temporary folder, as far as engines see it."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:  # sockets need a short name
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        yield Path(folder)
+
+
+def told_temp(engine: EngineProcess) -> list[str]:
+    found = re.search(r"^temp (\S+) (\S+)$", read_log(engine.log_path), re.MULTILINE)
+    assert found is not None
+    return list(found.groups())
+
+
+@pytest.mark.parametrize("killed", ["nothing", "engine", "supervisor"])
+def test_what_an_engine_leaves_in_the_temporary_folder_goes(
+    make: Any, temp: Path, killed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(temp))  # as a process finds it that begins now
+    engine = make("litter")
+    engine.start()
+    engine.wait_ready()
+    own, cache = told_temp(engine)
+    assert Path(own).parent == temp
+    assert len(list(Path(own).iterdir())) == 40
+    # Compiled kernels outlive a start, as they do without a folder of its own.
+    assert Path(cache).parent == temp
+    pids = {"engine": descendants(engine.pid), "supervisor": [engine.pid]}.get(killed, [])
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    engine.stop()
+    assert list(temp.iterdir()) == []
+
+
+def test_the_temporary_folder_goes_when_the_program_cannot_be_started(
+    make: Any, temp: Path
+) -> None:
+    engine = make("serve")
+    engine.adapter.launch = lambda spec, workdir: Launch(argv=("/no/such/python",), env={})
+    engine.start()
+    with pytest.raises(EngineFailed):
+        engine.wait_ready()
+    engine.stop()
+    assert list(temp.iterdir()) == []
+
+
+def test_a_temporary_folder_too_long_for_sockets_is_made_no_longer(
+    make: Any, temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the user has set it, an engine's sockets just fit in."""
+    long = temp / ("x" * (107 - 37 - len(str(temp)) - 1))
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    engine = make("litter")
+    engine.start()
+    engine.wait_ready()
+    assert told_temp(engine)[0] == str(long)
 
 
 def test_missing_program(make: Any, tmp_path: Path) -> None:

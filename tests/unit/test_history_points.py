@@ -18,6 +18,7 @@ from report_run import C1, C4, acceptance, cell, comparison, manifest, metrics
 from harness.errors import UsageError
 from harness.findings import Gauge, GpuFigures, Summary, Telemetry
 from harness.history.figures import Figure, over_starts
+from harness.history.metrics import can_be
 from harness.history.parquet import is_current, write_points
 from harness.history.points import load_text, points_of, settings_of, utc_text
 from harness.history.records import NO_LOAD, Labels, Point
@@ -33,6 +34,7 @@ def points(summary: Summary, **changes: Any) -> dict[Key, Point]:
     found = points_of(summary, manifest(summary, **fields))
     by_key: dict[Key, Point] = {(p.variant, p.load, p.metric): p for p in found}
     assert len(by_key) == len(found)
+    assert {p.metric for p in found if not can_be(p.metric)} <= {"newer_s"}  # of another version
     return by_key
 
 

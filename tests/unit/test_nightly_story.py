@@ -153,7 +153,7 @@ story.nightly(read_suite(Path({suite!r})), Quiet())
 def test_a_night_killed_outright_is_gone_on_with(tmp_path: Path, root: Path, go: Any) -> None:
     results = tmp_path / "r"
     suite = write_suite(tmp_path, SUITE.format(results=results, more="", entry=""))
-    set_behaviour(root, entries={"2": {"sleep": 300}})
+    set_behaviour(root, entries={"2": {"sleep": 300, "ending": 2}})
     here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED.format(root=str(root), suite=str(suite))],
@@ -162,7 +162,7 @@ def test_a_night_killed_outright_is_gone_on_with(tmp_path: Path, root: Path, go:
     )
     try:
         deadline = time.monotonic() + 120
-        while len(list(results.glob("2*/manifest.json"))) < 2:
+        while len(calls(root)) < 2 or len(list(results.glob("2*/manifest.json"))) < 2:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
     finally:
@@ -171,8 +171,13 @@ def test_a_night_killed_outright_is_gone_on_with(tmp_path: Path, root: Path, go:
     (folder,) = (results / "nightly" / "s").glob("2*")
     before = folders.NightFolder(folder).read()
     assert statuses(before) == {"a": "done", "b": "running"}
+    assert not list(
+        results.glob("2*/ended")
+    )  # it goes on for a while: nobody may measure beside it
     set_behaviour(root)
-    told, night, _ = go()
+    told, night, said = go()
+    assert said[0] == "a run of a nightly that was killed is still ending; waiting for it"
+    assert len(list(results.glob("2*/ended"))) == 1
     assert told.folder.name == folder.name and statuses(night) == {"a": "done", "b": "done"}
     assert calls(root) == ["run 1", "run 2", "resume 2"]
     assert night.entries[0].attempt == before.entries[0].attempt
@@ -318,6 +323,18 @@ def test_two_nightlies_at_once_are_one_too_many(tmp_path: Path, root: Path, go: 
     results = (tmp_path / "r").resolve()
     with folders.claimed(results, "s"), pytest.raises(UsageError, match="another nightly"):
         go()
+
+
+def test_a_run_that_does_not_end_is_told(tmp_path: Path) -> None:
+    with (
+        folders.claimed(tmp_path, "s"),
+        folders.running(tmp_path, "s", print),
+        pytest.raises(UsageError, match="has not ended after 0 s; end its processes"),
+        folders.running(tmp_path, "s", print, wait_s=0),
+    ):
+        pass
+    with folders.running(tmp_path, "s", print, wait_s=0):
+        pass
 
 
 @pytest.mark.parametrize("moment", ["write_outputs", "send"])

@@ -90,6 +90,21 @@ def test_the_name_of_a_suite_is_its_files(tmp_path: Path) -> None:
         ('[[entries]]\nname = "a"\n[[gates]]\nmetric = "x"\nmax = inf', "max: inf is no bound"),
         ('[[entries]]\nname = "a"\nminutes = "long"', "'minutes': a number is wanted"),
         ('[[entries]]\nname = "a"\nvariants = ["spec"]', "did you mean 'speculative'?"),
+        (
+            '[[entries]]\nname = "a"\n[[gates]]\nmetric = "acceptance_lenght"\nmin = 2',
+            "[[gates]] 1: no figure is called 'acceptance_lenght'; did you mean 'acceptance_",
+        ),
+        (
+            '[[entries]]\nname = "a"\n[[entries.gates]]\nmetric = "ttft_s"\nmax = 2',
+            "[[entries]] 'a', gate 1: no figure is called 'ttft_s'; did you mean 'ttft_s.",
+        ),
+        ('[[entries]]\nname = "a"\n[[gates]]\nmetric = "tfft_*"\nmax = 2', "did you mean 'ttft_s."),
+        ('[[entries]]\nname = "a"\n[[gates]]\nmetric = "zzzz"\nmax = 2', "docs/history.md"),
+        (
+            'watch = ["tpot_s.maen"]\n[[entries]]\nname = "a"',
+            "watch: no figure is called 'tpot_s.maen'; did you mean 'tpot_s.mean'?",
+        ),
+        ('watch = ["tpot_s.*"]\n[[entries]]\nname = "a"', "watch: no figure is called 'tpot_s.*'"),
         ('entries = 3', "write each as a table of its own, [[entries]]"),
         ('confirm_blocks = 0\n[[entries]]\nname = "a"', "'confirm_blocks'"),
         ("name = ", "not valid TOML"),
@@ -101,6 +116,15 @@ def test_a_mistake_is_one_line_that_names_it(tmp_path: Path, text: str, said: st
     assert said in str(error.value)
     assert "\n" not in str(error.value)
     assert "suite.toml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    ["ttft_s.*", "*", "per_position.2", "per_position.*", "startup_s.load_weights", "startup_s.l*"],
+)
+def test_a_gate_may_be_of_any_figure_that_a_run_can_have(tmp_path: Path, metric: str) -> None:
+    text = f'[[entries]]\nname = "a"\n[[gates]]\nmetric = "{metric}"\nmax = 2'
+    assert read_suite(write_suite(tmp_path, text)).suite.gates[0].metric == metric
 
 
 def test_a_wrong_plan_is_told_before_anything_runs(tmp_path: Path) -> None:
