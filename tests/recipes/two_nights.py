@@ -8,7 +8,7 @@
 lie closer together than the machine's noise. One night to begin with and `--nights` more are
 measured with the good one, then `--nights` with the bad one, each in a process of its own as cron
 would start it. Prints a line a night; exit code 1 where a night with nothing changed was cried, or
-where one with the change was not.
+where one with the change was not. The same command goes on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--nights", type=int, default=5)
     given = parser.parse_args()
     out = given.out.absolute()
-    out.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)
     good = given.good.absolute()
     bad = wrapped(given.bad.absolute(), given.slow, out / "bad-python")
     suite = out / "versions.toml"
@@ -64,10 +64,16 @@ def main() -> int:
         )
     )
     wrong = 0
-    for number in range(2 * given.nights + 1):
+    for number in range(finished(out / "results"), 2 * given.nights + 1):
         changed = number > given.nights
         wrong += told(number, changed, suite, bad if changed else good)
     return 1 if wrong else 0
+
+
+def finished(results: Path) -> int:
+    """How many nights are over."""
+    nights = results.glob("nightly/versions/*/night.json")
+    return sum(json.loads(path.read_bytes())["exit_code"] is not None for path in nights)
 
 
 def wrapped(python: Path, settings: list[str], script: Path) -> Path:
