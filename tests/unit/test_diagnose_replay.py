@@ -85,7 +85,7 @@ def test_a_planted_execution_is_named(knowledge: Knowledge, engine: Engine, name
         engine, knowledge.drafter, prompts(knowledge), kind=PLANTED[name], max_tokens=TOKENS
     )
     # before a request's first call the buffer holds another's; alone, nothing can be swapped
-    least = {"states of the previous call": 0.85, "another request's proposals": 0.97}
+    least = {"states of the previous call": 0.75, "another request's proposals": 0.97}
     assert_found(replay(knowledge, trace), name, least.get(name, 0.99))
 
 
