@@ -87,7 +87,7 @@ def compare_states(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]
         handed = rows.handed[:, slot * hidden : (slot + 1) * hidden]
         if handed.shape[1] < hidden:
             break  # the drafter was handed fewer layers than it asks for
-        tried = list(_candidates(knowledge, rows, handed, layer))
+        tried = list(_candidates(knowledge, rows, handed, layer, FLOORS[kind]))
         own = tried[0]
         wrong = _wrong(own, kind)
         bad |= wrong
@@ -210,7 +210,9 @@ def _by_step(rows: Rows, bad: Tensor) -> dict[str, Proportion]:
 # -- candidates ---------------------------------------------------------------------------------
 
 
-def _candidates(knowledge: Knowledge, rows: Rows, handed: Tensor, layer: int) -> Iterator[_Tried]:
+def _candidates(
+    knowledge: Knowledge, rows: Rows, handed: Tensor, layer: int, floor: float
+) -> Iterator[_Tried]:
     """The declared state first, then all others; names may come twice, the better one counts."""
     depth = knowledge.layers
     norm = knowledge.engine.model.norm
@@ -234,9 +236,10 @@ def _candidates(knowledge: Knowledge, rows: Rows, handed: Tensor, layer: int) ->
         for by in MOVES:
             yield beside.tried(f"{state_name(index, depth)}@{by:+d}", states, rows.moved(by))
     own = _declared(rows, layer, depth)
-    for column in range(rows.before.shape[1]):
-        yield beside.tried("previous step", own, rows.before[:, column])
-    yield beside.nearest("other request", own, rows.others())
+    before = [rows.before[:, column] for column in range(rows.before.shape[1])]
+    near = 2 * (2 * (1 - floor)) ** 0.5
+    yield beside.nearest("previous step", own, before, near)
+    yield beside.nearest("other request", own, rows.others(), near)
     if 0 < layer < depth:
         yield beside.partial(f"partial[{layer}]", own, _mlp(rows, layer - 1))
 
@@ -270,15 +273,20 @@ class _Beside:
             name=name, cosine=cosine, ratio=self.norms / norms.clamp_min(1e-12), known=known
         )
 
-    def nearest(self, name: str, states: Tensor, places: Sequence[Tensor]) -> _Tried:
-        """For each row the nearest of several candidates."""
+    def nearest(self, name: str, states: Tensor, places: Sequence[Tensor], most: float) -> _Tried:
+        """For each row the nearest of several candidates; known where it is off by `most` at most.
+
+        Which of them it would be is not known (rejected drafts' states are in no text), and of many
+        one is always the nearest: only what is that row itself counts.
+        """
         best = torch.full_like(self.rows.position, -1)
         least = torch.full_like(self.norms, torch.inf)
         for at in places:
             off = (self.handed - states[at.clamp_min(0)]).norm(dim=1)
             nearer = (at >= 0) & (off < least)
             best, least = torch.where(nearer, at, best), torch.where(nearer, off, least)
-        return self.tried(name, states, best)
+        exact = least <= most * self.norms
+        return self.tried(name, states, torch.where(exact, best, -1))
 
     def partial(self, name: str, states: Tensor, addition: Tensor) -> _Tried:
         """The state without a part of its last addition, as large a part as fits each row.
