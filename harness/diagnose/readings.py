@@ -99,6 +99,7 @@ _KNOWN: tuple[tuple[By, str | None, tuple[str, ...]], ...] = (
             *("positions restarted at each call", "positions of a call frozen"),
             *("positions ahead by one in decode", "positions zero in decode"),
             "positions zero from the prompt's last token on",
+            "positions restarted from the prompt's last token on",
         ),
     ),
     (

@@ -101,22 +101,31 @@ def sharing(path: Path, engine: Engine, target: Path | None = None) -> Eagle3Dra
     return head.eval().requires_grad_(False)
 
 
-def answers(engine: Engine, held: Sequence[HeldOut], k: int) -> list[Known]:
-    """The greedy answers, and k tokens beyond each: a verify step that meets the end sees them."""
+def answers(
+    engine: Engine, held: Sequence[HeldOut], k: int, *, stage: str | None = "evaluate"
+) -> list[Known]:
+    """The greedy answers, and k tokens beyond each: a verify step that meets the end sees them.
+
+    `stage`: whose progress is shown; None: none is.
+    """
     given = [_proved(engine, each) for each in held]
     prompts = [list(h.token_ids) for h, answer in zip(held, given, strict=True) if answer is None]
     limits = [h.max_tokens for h, answer in zip(held, given, strict=True) if answer is None]
-    made = iter(_generate(engine, prompts, limits, "evaluate: greedy answers", ignore_eos=False))
+    what = stage and f"{stage}: greedy answers"
+    made = iter(_generate(engine, prompts, limits, what, ignore_eos=False))
     whole = [answer if answer is not None else next(made) for answer in given]
     ends = [[*h.token_ids, *answer] for h, answer in zip(held, whole, strict=True)]
-    tails = beyond(engine, ends, k)
+    tails = beyond(engine, ends, k, stage=stage)
     return [Known(h, a, b) for h, a, b in zip(held, whole, tails, strict=True)]
 
 
-def beyond(engine: Engine, ends: list[list[int]], k: int) -> list[list[int]]:
+def beyond(
+    engine: Engine, ends: list[list[int]], k: int, *, stage: str | None = "evaluate"
+) -> list[list[int]]:
     """At most k tokens that the target would go on with, whatever ended the texts `ends`."""
     rooms = [min(k, engine.max_len - len(tokens)) for tokens in ends]
-    return _generate(engine, ends, rooms, "evaluate: beyond their ends", ignore_eos=True)
+    what = stage and f"{stage}: beyond their ends"
+    return _generate(engine, ends, rooms, what, ignore_eos=True)
 
 
 def _proved(engine: Engine, held: HeldOut) -> list[int] | None:
@@ -133,9 +142,17 @@ def _proved(engine: Engine, held: HeldOut) -> list[int] | None:
 
 
 def _generate(
-    engine: Engine, prompts: list[list[int]], limits: list[int], what: str, *, ignore_eos: bool
+    engine: Engine,
+    prompts: list[list[int]],
+    limits: list[int],
+    what: str | None,
+    *,
+    ignore_eos: bool,
 ) -> list[list[int]]:
-    """Greedy continuations of at most `limits[i]` tokens; [] where there is no room for any."""
+    """Greedy continuations of at most `limits[i]` tokens; [] where there is no room for any.
+
+    `what`: told as progress; None: none is.
+    """
     from engines.reference.request import Request
     from engines.reference.sampling import SamplingParams
 
@@ -147,13 +164,15 @@ def _generate(
         params = SamplingParams(max_tokens=limit, temperature=0.0, ignore_eos=ignore_eos)
         requests.append(Request(prompt, params, stream=False))
         engine.submit(requests[-1])  # type: ignore[arg-type]
-    progress, done = Progress(what, max(1, len(prompts))), 0
+    progress, done = None if what is None else Progress(what, max(1, len(prompts))), 0
     while not all(request is None or request.finished for request in requests):
         engine.step()
         ended = [r for r in requests if r is None or r.finished]
         if len(ended) > done:
             tokens = sum(len(r.output) for r in ended[done:] if r is not None)
             done = len(ended)
+            if progress is None:
+                continue
             progress.update(done - 1, tokens=tokens, text="")
     return [[] if request is None else request.output for request in requests]
 

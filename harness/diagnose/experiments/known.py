@@ -162,6 +162,12 @@ def know(
     longest = max(map(len, prompts)) + max([max_tokens, *map(len, answers or ())])
     engine = loaded_target(subject, longest, engine)
     drafter, named = declared(subject, engine)
+    positions = drafter.spec.max_position_embeddings
+    if longest + subject.k > positions:
+        raise UsageError(
+            f"{subject.drafter}: the drafter knows {positions} positions, and prompt and answer "
+            f"take {longest + subject.k}; diagnose with shorter prompts"
+        )
     texts = _texts(engine, prompts, answers, max_tokens, subject.k)
     return Knowledge(
         subject=subject,
@@ -241,11 +247,12 @@ def _texts(
             for i, p in enumerate(prompts)
         ]
         known = [
-            (list(e.held.token_ids), e.answer, e.beyond) for e in offline.answers(engine, held, k)
+            (list(e.held.token_ids), e.answer, e.beyond)
+            for e in offline.answers(engine, held, k, stage=None)
         ]
     else:
         ends = [[*p, *a] for p, a in zip(prompts, answers, strict=True)]
-        tails = offline.beyond(engine, ends, k)
+        tails = offline.beyond(engine, ends, k, stage=None)
         known = [(list(p), list(a), b) for p, a, b in zip(prompts, answers, tails, strict=True)]
     return [
         Text(prompt=p, answer=a, beyond=b, states=hidden_states(engine, [*p, *a, *b]))

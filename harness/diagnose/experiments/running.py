@@ -97,9 +97,11 @@ class Run(Unroll):
             return positions + decode.long()
         if self.name == "positions zero in decode":
             return torch.where(decode, 0, positions)
+        last = self.calls.last.flatten()[index]
         if self.name == "positions zero from the prompt's last token on":
-            last = self.calls.last.flatten()[index]
             return torch.where(decode | last, 0, positions)
+        if self.name == "positions restarted from the prompt's last token on":
+            return torch.where(last, done, torch.where(decode, positions - first, positions))
         return positions
 
 

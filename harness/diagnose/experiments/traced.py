@@ -67,7 +67,7 @@ class Traced:
 
 
 def put_together(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]]) -> list[Traced]:
-    """Every request of the trace that proposed at least once, and whose text is whole."""
+    """Every request of the trace that proposed at least once, and whose text is known whole."""
     found = []
     for request, steps in trace.items():
         one = _traced(knowledge, request, [s for s in steps if s.valid > 0])
@@ -99,6 +99,8 @@ def _traced(knowledge: Knowledge, request: str, steps: list[TraceStep]) -> Trace
     begin, end = prompt_end or len(tokens), len(tokens)
     if text is not None and text.tokens[: len(tokens)] == tokens:
         tokens, begin, end = text.tokens, len(text.prompt), text.end
+    if len(tokens) > knowledge.engine.max_len + knowledge.k:
+        return None  # longer than what the target was loaded for
     states = knowledge.states(tokens)
     aux, own = _handed(knowledge, steps, states, last + 1)
     calls, verified = _calls(steps)

@@ -268,12 +268,13 @@ def _trained(knowledge: Knowledge) -> Length | None:
     """The walk over samples of the drafter's training."""
     from training.samples import read_samples
 
-    folder = knowledge.subject.trained_on
-    if folder is None:
+    if knowledge.subject.trained_on is None:
         return None
+    folder = Path(knowledge.subject.trained_on)
+    folder = folder / "samples" if (folder / "samples").is_dir() else folder
     texts = []
     most = knowledge.engine.max_len
-    for sample in itertools.islice(read_samples(Path(folder)), SAMPLES):
+    for sample in itertools.islice(read_samples(folder), SAMPLES):
         ids = list(sample.token_ids[:most])
         if len(ids) - sample.loss_from > 2:
             states = hidden_states(knowledge.engine, ids)
