@@ -298,7 +298,7 @@ class _Beside:
         dots = (lacks * part).sum(1)
         share = (dots / part.square().sum(1).clamp_min(1e-12)).clamp(0, 1)
         cosine = dots / (lacks.norm(dim=1) * part.norm(dim=1)).clamp_min(1e-12)
-        known = (cosine > PARTIAL) & (share > 0.05) & (share < 0.95)
+        known = (cosine > PARTIAL) & (share > 0.05)
         return self._tried(name, whole - share[:, None] * part, known)
 
 
