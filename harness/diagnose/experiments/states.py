@@ -20,6 +20,7 @@ from harness.diagnose.experiments.figures import by_group
 from harness.diagnose.experiments.known import Knowledge
 from harness.diagnose.experiments.replay import dtype_of
 from harness.diagnose.experiments.rows import Rows, rows_of
+from harness.diagnose.experiments.shares import shared_out
 from harness.diagnose.experiments.traced import put_together
 from harness.diagnose.records import Fit, Proportion, SlotFit, States, Where
 from harness.errors import UsageError
@@ -31,6 +32,8 @@ NORMS = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.05}
 SOME = 0.02
 """From so large a share of bad rows on a slot is judged by these alone."""
 SHOWN = 8
+EXACT = 0.02
+"""Of a row, what may be left of it beside what it holds."""
 MOVES = (-2, -1, 1, 2)
 PARTIAL = 0.4
 """Cosine of what a row lacks with the branch that it would lack a part of."""
@@ -92,6 +95,11 @@ def compare_states(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]
         wrong = _wrong(own, kind)
         bad |= wrong
         zero = handed.norm(dim=1) <= 1e-6 * rows.of_layer(layer)[rows.at].norm(dim=1)
+        odd = wrong & ~zero
+        if 0 < layer < knowledge.layers and odd.sum() > SOME * len(odd) and not _known(tried, odd):
+            made = shared_out(knowledge, rows, handed, layer, odd)
+            if made is not None:
+                tried.append(_Beside(rows, handed).rows_of(f"partial[{layer}]", made))
         for where, batched, group in _groups(rows):
             slots.append(_slot_fit((slot, where, batched), group, tried, wrong, zero))
         shown = [one for one in tried if _in_matrix(one.name, knowledge.layers)]
@@ -116,6 +124,14 @@ def state_name(layer: int, depth: int) -> str:
     if layer == depth:
         return f"normed[{layer}]"
     return f"hidden[{layer}]" if layer else "embedding"
+
+
+def _known(tried: Sequence[_Tried], chosen: Tensor) -> bool:
+    """Whether one candidate is what most of these rows hold, all but exactly."""
+    return any(
+        (chosen & one.known).sum() > chosen.sum() / 2 and one.error(chosen).median() < EXACT
+        for one in tried
+    )
 
 
 def _wrong(own: _Tried, kind: str) -> Tensor:
@@ -272,6 +288,10 @@ class _Beside:
         return _Tried(
             name=name, cosine=cosine, ratio=self.norms / norms.clamp_min(1e-12), known=known
         )
+
+    def rows_of(self, name: str, candidate: Tensor) -> _Tried:
+        """Candidate rows [R, H]."""
+        return self._tried(name, candidate, torch.ones_like(self.rows.decode))
 
     def nearest(self, name: str, states: Tensor, places: Sequence[Tensor], most: float) -> _Tried:
         """For each row the nearest of several candidates; known where it is off by `most` at most.
