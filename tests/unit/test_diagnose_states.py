@@ -16,6 +16,7 @@ from torch import Tensor
 from engines.reference.engine import Engine
 from engines.reference.model import rms_norm
 from harness.diagnose.experiments.known import Knowledge, know
+from harness.diagnose.experiments.shares import _active, _down, _least_squares
 from harness.diagnose.experiments.states import compare_states
 from harness.diagnose.records import SlotFit, States
 
@@ -208,6 +209,44 @@ def test_a_branch_and_a_part_of_one_are_told_apart(
     states = found(knowledge, engine, spoil, "prefill")
     wanted = [f"{name}[{i - (name == 'branch')}]" for i in LAYERS]
     assert [slot.best.candidate for slot in of(states, "prefill")] == wanted
+
+
+@pytest.mark.parametrize("stream", [0.0, 1.0])
+def test_one_ranks_part_of_the_feed_forward_is_told_by_its_neurons(
+    knowledge: Knowledge, engine: Engine, stream: float
+) -> None:
+    """Half of the neurons, side by side as ranks have them; the stream is there or on another."""
+    tokens_of = {tuple(text.prompt): text for text in knowledge.texts}
+
+    def spoil(spoiled: Spoiled, aux: Tensor, slot: int) -> Tensor:
+        text = tokens_of[spoiled.prompt]
+        parts = []
+        for layer in LAYERS:
+            matrix = _down(knowledge, layer - 1)
+            assert matrix is not None
+            active = _active(knowledge, text.tokens, layer - 1)[: len(aux)].clone()
+            active[:, matrix.shape[0] // 2 :] = 0
+            before = text.states.inputs[layer] - text.states.mlp[layer - 1]
+            parts.append(stream * before[: len(aux)] + active @ matrix)
+        return torch.cat(parts, dim=-1)
+
+    states = found(knowledge, engine, spoil, "prefill")
+    for slot, layer in zip(of(states, "prefill"), LAYERS, strict=True):
+        assert slot.best.candidate == f"partial[{layer}]"
+        assert slot.bad_share > 0.9
+        if stream == 0:  # else a part as large as fits each row may explain nearly as much
+            assert slot.best.cosine > states.floor
+
+
+@given(st.integers(0, 2**31), st.integers(2, 20), st.booleans())
+def test_least_squares_find_the_neurons_that_are_there(seed: int, count: int, there: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    active, matrix = (torch.randn(s, generator=generator) for s in ((60, count), (count, 24)))
+    stream = torch.randn(60, 24, generator=generator)
+    share = (torch.rand(count, generator=generator) < 0.5).float()
+    wanted = float(there) * stream + (active * share) @ matrix
+    found = _least_squares(active, stream, wanted, matrix)
+    assert torch.allclose(found, torch.cat((torch.tensor([float(there)]), share)), atol=1e-3)
 
 
 @given(st.integers(0, 2**31), st.floats(0.05, 20), st.sampled_from([0.0, 1e-5, 1e-4]))
