@@ -19,9 +19,15 @@ from engines.reference.engine import Engine
 from harness.diagnose.experiments.expected import expect
 from harness.diagnose.experiments.figures import length, paired_gain
 from harness.diagnose.experiments.known import Knowledge, declared, hidden_states, know
-from harness.diagnose.experiments.wanted import layer_readings, want
+from harness.diagnose.experiments.wanted import (
+    _other_target,
+    _trained,
+    layer_readings,
+    want,
+)
 from harness.diagnose.readings import AS_DECLARED, reading_of
 from harness.records import DraftCounts
+from training.samples import Sample
 
 DRAFTED = 500
 
@@ -195,6 +201,42 @@ def test_a_checkpoint_that_names_no_layers_is_read_with_the_defaults(
     assert not unnamed.layers_named and unnamed.aux_layers == (2, 3, 3)
     assert any(reading.layers == (2, 4, 5) for reading in layer_readings(unnamed))
     assert want(unnamed).readings[0].reading == "other layers (2, 4, 5)"
+
+
+def test_training_samples_and_another_target_are_walked_too(
+    knowledge: Knowledge, demo_pair: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "samples").mkdir()
+    lines = [
+        msgspec.json.encode(
+            Sample(
+                id=str(i),
+                prompt_id=str(i),
+                token_ids=(*text.prompt, *text.answer),
+                loss_from=len(text.prompt),
+                text="",
+            )
+        )
+        for i, text in enumerate(knowledge.texts[:3])
+    ]
+    (tmp_path / "samples" / "samples-00000.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    subject = msgspec.structs.replace(
+        knowledge.subject, trained_on=str(tmp_path), trained_target=str(demo_pair / "target")
+    )
+    told = Knowledge(
+        subject=subject,
+        engine=knowledge.engine,
+        drafter=knowledge.drafter,
+        texts=knowledge.texts[:3],
+        layers_named=True,
+        greedy=True,
+    )
+    expected = expect(told).acceptance
+    trained, other = _trained(told), _other_target(told)
+    assert trained is not None and trained.prompts == 3
+    # no token beyond the answers is known there: at most k drafts of each are not counted
+    assert abs(trained.counts.accepted - expected.counts.accepted) <= 3 * 3
+    assert other == expected
 
 
 counts = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=2, max_size=12)
