@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from drafters.eagle3 import Eagle3Drafter, LlamaProjections, MlaProjections
 from drafters.layers import RMSNorm
 from drafters.spec import RopeSpec
+from harness.diagnose.experiments.otherwise import STATES, States
 from harness.diagnose.readings import Reading
-from training.unroll import shift
 
 if TYPE_CHECKING:
     from harness.diagnose.experiments.known import Knowledge
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 MOST_WORK = 10**11
 """Products that comparing two heads row by row may cost."""
 ALIKE = 0.5
-States = Callable[[Tensor], Tensor]
-"""Aux states [rows, length, A] -> the same shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +51,8 @@ def alter(reading: Reading, knowledge: Knowledge) -> Altered | None:
         if not _CHANGES[reading.name](changed, knowledge):
             return None
         return Altered(reading=reading, drafter=changed)
-    if reading.by == "states" and reading.layers is None and reading.name in _STATES:
-        states = _STATES[reading.name](knowledge)
+    if reading.by == "states" and reading.layers is None and reading.name in STATES:
+        states = STATES[reading.name](knowledge)
         return None if states is None else Altered(reading=reading, drafter=drafter, states=states)
     return Altered(reading=reading, drafter=drafter)
 
@@ -350,75 +348,4 @@ _CHANGES: dict[str, Change] = {
     "mlp without residual": _as(_NoMlpResidual),
     "layer without residual": _as(_NoResidual),
     "recurrent state without residual": _as(_NotCarried),
-}
-
-
-# -- the states ---------------------------------------------------------------------------------
-
-
-def _per_layer(change: Callable[[Tensor, int], Tensor], layers: tuple[int, ...]) -> States:
-    def states(aux: Tensor) -> Tensor:
-        parts = aux.chunk(len(layers), dim=-1)
-        return torch.cat([change(x, i) for x, i in zip(parts, layers, strict=True)], dim=-1)
-
-    return states
-
-
-def _final_normed(knowledge: Knowledge) -> States | None:
-    model, depth = knowledge.engine.model, knowledge.layers
-
-    def change(x: Tensor, layer: int) -> Tensor:
-        return x if layer == depth else rms(x, model.norm, model.config.norm_eps)
-
-    return _per_layer(change, knowledge.aux_layers)
-
-
-def _layer_normed(knowledge: Knowledge) -> States | None:
-    model, depth = knowledge.engine.model, knowledge.layers
-
-    def change(x: Tensor, layer: int) -> Tensor:
-        if layer == depth:
-            return x
-        return rms(x, model.layers[layer].attention_norm, model.config.norm_eps)
-
-    return _per_layer(change, knowledge.aux_layers)
-
-
-def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last dimension."""
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
-
-
-def _scaled(factor: Callable[[Knowledge], float | None]) -> Callable[[Knowledge], States | None]:
-    def of(knowledge: Knowledge) -> States | None:
-        by = factor(knowledge)
-        return None if by is None or by == 1 else (lambda aux: aux * by)
-
-    return of
-
-
-def _routed(knowledge: Knowledge) -> float | None:
-    moe = knowledge.engine.model.config.moe
-    return None if moe is None else 1 / moe.scaling
-
-
-def _moved(by: int) -> Callable[[Knowledge], States | None]:
-    """Each token has the states of the one `by` places further on."""
-
-    def states(aux: Tensor) -> Tensor:
-        if by > 0:
-            return shift(aux, by)
-        return torch.cat((aux[:, :1].expand(-1, -by, -1), aux[:, :by]), dim=1)
-
-    return lambda _: states
-
-
-_STATES: dict[str, Callable[[Knowledge], States | None]] = {
-    "states under the final norm": _final_normed,
-    "states under their layers' norms": _layer_normed,
-    "states doubled": _scaled(lambda _: 2.0),
-    "states halved": _scaled(lambda _: 0.5),
-    "states scaled as routed": _scaled(_routed),
-    "states moved by +1": _moved(1),
-    "states moved by -1": _moved(-1),
 }

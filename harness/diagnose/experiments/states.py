@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from engines.trace.base import TraceStep
-from harness.diagnose.experiments.altered import rms
 from harness.diagnose.experiments.figures import by_group
 from harness.diagnose.experiments.known import Knowledge
+from harness.diagnose.experiments.otherwise import rms
 from harness.diagnose.experiments.replay import dtype_of
 from harness.diagnose.experiments.rows import Rows, rows_of
 from harness.diagnose.experiments.shares import shared_out
