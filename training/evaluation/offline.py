@@ -55,7 +55,7 @@ def walk_offline(
     begun = time.perf_counter()
     length = _length(target, context + k + 1)
     engine = load_engine(target, dtype=dtype, max_len=length, slots=min(SLOTS, len(held)))
-    head = _sharing(drafter, engine)
+    head = sharing(drafter, engine)
     known = answers(engine, held, k)
     walked: dict[str, Walked] = {}
     right = scored = 0
@@ -84,11 +84,14 @@ def _length(target: Path, wanted: int) -> int:
     return min(wanted, read_config(target).max_positions)
 
 
-def _sharing(path: Path, engine: Engine) -> Eagle3Drafter:
-    """The drafter as it is walked, with the target's embedding and head where it has none."""
+def sharing(path: Path, engine: Engine, target: Path | None = None) -> Eagle3Drafter:
+    """The drafter as it is walked, with the target's embedding and head where it has none.
+
+    `target` as for `drafters.checkpoint.load`. Raises `DrafterError`.
+    """
     from drafters.checkpoint import load
 
-    head, model = load(path), engine.model
+    head, model = load(path, target), engine.model
     head.share(
         embeddings=None if head.owns_embeddings else model.embedding,
         lm_head=None if head.owns_lm_head else model.head.weight.t(),
@@ -98,17 +101,31 @@ def _sharing(path: Path, engine: Engine) -> Eagle3Drafter:
     return head.eval().requires_grad_(False)
 
 
-def answers(engine: Engine, held: Sequence[HeldOut], k: int) -> list[Known]:
-    """The greedy answers, and k tokens beyond each: a verify step that meets the end sees them."""
+def answers(
+    engine: Engine, held: Sequence[HeldOut], k: int, *, stage: str | None = "evaluate"
+) -> list[Known]:
+    """The greedy answers, and k tokens beyond each: a verify step that meets the end sees them.
+
+    `stage`: whose progress is shown; None: none is.
+    """
     given = [_proved(engine, each) for each in held]
     prompts = [list(h.token_ids) for h, answer in zip(held, given, strict=True) if answer is None]
     limits = [h.max_tokens for h, answer in zip(held, given, strict=True) if answer is None]
-    made = iter(_generate(engine, prompts, limits, "evaluate: greedy answers", ignore_eos=False))
+    what = stage and f"{stage}: greedy answers"
+    made = iter(_generate(engine, prompts, limits, what, ignore_eos=False))
     whole = [answer if answer is not None else next(made) for answer in given]
     ends = [[*h.token_ids, *answer] for h, answer in zip(held, whole, strict=True)]
+    tails = beyond(engine, ends, k, stage=stage)
+    return [Known(h, a, b) for h, a, b in zip(held, whole, tails, strict=True)]
+
+
+def beyond(
+    engine: Engine, ends: list[list[int]], k: int, *, stage: str | None = "evaluate"
+) -> list[list[int]]:
+    """At most k tokens that the target would go on with, whatever ended the texts `ends`."""
     rooms = [min(k, engine.max_len - len(tokens)) for tokens in ends]
-    beyond = _generate(engine, ends, rooms, "evaluate: beyond their ends", ignore_eos=True)
-    return [Known(h, a, b) for h, a, b in zip(held, whole, beyond, strict=True)]
+    what = stage and f"{stage}: beyond their ends"
+    return _generate(engine, ends, rooms, what, ignore_eos=True)
 
 
 def _proved(engine: Engine, held: HeldOut) -> list[int] | None:
@@ -125,9 +142,17 @@ def _proved(engine: Engine, held: HeldOut) -> list[int] | None:
 
 
 def _generate(
-    engine: Engine, prompts: list[list[int]], limits: list[int], what: str, *, ignore_eos: bool
+    engine: Engine,
+    prompts: list[list[int]],
+    limits: list[int],
+    what: str | None,
+    *,
+    ignore_eos: bool,
 ) -> list[list[int]]:
-    """Greedy continuations of at most `limits[i]` tokens; [] where there is no room for any."""
+    """Greedy continuations of at most `limits[i]` tokens; [] where there is no room for any.
+
+    `what`: told as progress; None: none is.
+    """
     from engines.reference.request import Request
     from engines.reference.sampling import SamplingParams
 
@@ -139,13 +164,15 @@ def _generate(
         params = SamplingParams(max_tokens=limit, temperature=0.0, ignore_eos=ignore_eos)
         requests.append(Request(prompt, params, stream=False))
         engine.submit(requests[-1])  # type: ignore[arg-type]
-    progress, done = Progress(what, max(1, len(prompts))), 0
+    progress, done = None if what is None else Progress(what, max(1, len(prompts))), 0
     while not all(request is None or request.finished for request in requests):
         engine.step()
         ended = [r for r in requests if r is None or r.finished]
         if len(ended) > done:
             tokens = sum(len(r.output) for r in ended[done:] if r is not None)
             done = len(ended)
+            if progress is None:
+                continue
             progress.update(done - 1, tokens=tokens, text="")
     return [[] if request is None else request.output for request in requests]
 
