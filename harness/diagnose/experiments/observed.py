@@ -141,7 +141,7 @@ def _otherwise(
     """What was really accepted, where the engine's word is something else; None where it is not.
 
     The text tells without a trace: an answer of n tokens in d steps accepted n - 1 - d drafts, and
-    up to k more behind its end, which only some engines tell.
+    some more behind its end, up to k in all, which only some engines tell.
     """
     if engine is None or not engine.drafts:
         return None
@@ -180,8 +180,10 @@ def _by_text(engine: DraftCounts, answers: Sequence[Answered], k: int) -> DraftC
         return None
     shown = tokens - len(answers) - engine.drafts
     slack = AGREE * engine.drafts
-    behind = k * len(answers) if engine.past_end is None else engine.past_end
-    least = shown if engine.past_end is None else shown + behind
-    if least - slack <= engine.accepted <= shown + behind + slack:
+    # Of a step that meets the end the target's own token is dropped too, one an answer.
+    behind = engine.past_end
+    least = shown + (behind or 0)
+    most = shown + (k * len(answers) if behind is None else behind + len(answers))
+    if least - slack <= engine.accepted <= most + slack:
         return None
     return DraftCounts(drafts=engine.drafts, drafted=engine.drafted, accepted=max(0, shown))
