@@ -71,6 +71,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("harness.doctoring", "engines", "drafters", "harness.load.prompts.tokens", *SHARED),
     ),
     "harness.diagnose": ("harness.diagnose", "harness.analyse", *SHARED),
+    "harness.diagnose.folders": ("harness.diagnose", "harness.measure.store", *SHARED),
     "harness.diagnose.page": ("harness.diagnose", "harness.report", "harness.analyse", *SHARED),
     # The drafter is run as the trainer runs it: that is what an engine is held against.
     "harness.diagnose.experiments": (
