@@ -53,7 +53,7 @@ _KNOWN: tuple[tuple[By, str | None, tuple[str, ...]], ...] = (
     (
         "drafter",
         "vocabulary_map",
-        ("d2t absolute", "d2t ignored", "d2t as offsets of offsets"),
+        ("d2t absolute", "d2t ignored", "d2t as t2d says"),
     ),
     (
         "drafter",
@@ -78,7 +78,11 @@ _KNOWN: tuple[tuple[By, str | None, tuple[str, ...]], ...] = (
         "states_normed",
         ("states under the final norm", "states under their layers' norms"),
     ),
-    ("states", "states_without_residual", ("states without residual",)),
+    (
+        "states",
+        "states_without_residual",
+        ("states without residual", "states of the feed-forward part alone"),
+    ),
     ("states", "states_scaled", ("states doubled", "states halved", "states scaled as routed")),
     ("states", "states_moved", ("states moved by +1", "states moved by -1")),
     ("tokens", "token_shift", ("tokens not shifted", "tokens shifted twice")),
@@ -109,7 +113,11 @@ _KNOWN: tuple[tuple[By, str | None, tuple[str, ...]], ...] = (
         ),
     ),
     ("cache", "kv_not_overwritten", ("cache not overwritten", "cache overwritten at its end only")),
-    ("cache", "drafter_cache", ("cache of the prompt zero", "cache of the prompt unseen")),
+    (
+        "cache",
+        "drafter_cache",
+        ("cache of the prompt zero", "cache of the prompt unseen", "cache of another's prompt"),
+    ),
     ("batch", "proposals_other_request", ("another request's proposals",)),
 )
 
