@@ -18,7 +18,7 @@ from drafters.convert import convert
 from drafters.engines import Engine
 from drafters.spec import DrafterError
 from engines.base import EngineError
-from harness.diagnose.causes import CAUSES, NONE
+from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
 from harness.diagnose.experiments.work import Options
 from harness.diagnose.records import Diagnosis, Dossier, Length, Ranked, Subject
 from harness.diagnose.story import Outcome, run
@@ -167,10 +167,15 @@ def _once(
 
 
 def _fixable(diagnosis: Diagnosis) -> Ranked:
-    """The named cause. Raises `UsageError` where it is not in our power."""
-    if diagnosis.cause not in CAUSES or not diagnosis.ranked:
+    """The named cause, or the one ahead where none is: the proof tells whether it was it.
+
+    Raises `UsageError` where it is not in our power.
+    """
+    named = [r for r in diagnosis.ranked if r.cause == diagnosis.cause]
+    ahead = [r for r in diagnosis.ranked if r.score > 0 and diagnosis.cause == UNKNOWN]
+    first = next(iter([*named, *ahead]), None)
+    if first is None or diagnosis.cause == NONE:
         raise UsageError(f"--fix: no cause is named, so nothing is mended: {diagnosis.verdict}")
-    first = next((r for r in diagnosis.ranked if r.cause == diagnosis.cause), diagnosis.ranked[0])
     if not CAUSES[first.cause].fixable:
         raise UsageError(
             f"--fix: {first.title}: no checkpoint and no plan mends that; {first.remedy}"
