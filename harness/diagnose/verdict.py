@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
 from harness.diagnose.records import Diagnosis, Dossier, Point, Ranked, Strength
 from harness.diagnose.remedies import details_of, remedy_of
-from harness.diagnose.rules import gap, training, wanted
+from harness.diagnose.rules import gap, training, verification, wanted
 from harness.diagnose.rules.located import located, looked_at, not_made, troubled
 from harness.diagnose.rules.points import points
 from harness.diagnose.rules.weights import GOOD, STRONG
@@ -106,6 +106,7 @@ def collapsed(dossier: Dossier) -> bool:
     """Whether surely fewer drafts are accepted than this drafter could be, or than drafters are."""
     return (
         gap.gap(dossier).there is True
+        or verification.rejects(dossier)
         or bool(wanted.better(dossier))
         or training.is_low(dossier) is True
     )
