@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from harness.analyse.ratio import ratio
 from harness.diagnose.experiments.asking import Answered, Asked
 from harness.diagnose.experiments.known import Knowledge, batch_of
-from harness.diagnose.experiments.lengths import share_of
-from harness.diagnose.experiments.observed import accepted_steps, length_in
-from harness.diagnose.records import Proportion, Sampling
+from harness.diagnose.experiments.lengths import length_of, share_of
+from harness.diagnose.experiments.observed import accepted_steps
+from harness.diagnose.records import Length, Proportion, Sampling
 from harness.findings import Estimate
+from harness.records import DraftCounts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,10 +34,10 @@ Traces = Mapping[str, Sequence["TraceStep"]]
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A verify step: its newest known token is at `newest` of row `row`; `drafts` as traced."""
+    """A verify step: its newest known token is at `newest`; `drafts` as traced."""
 
-    row: int
     newest: int
+    accepted: int
     drafts: tuple[int, ...] = ()
 
 
@@ -56,7 +57,10 @@ def sampled(
     questions: Mapping[str, Sequence[int]],
     traces: Traces | None = None,
 ) -> Sampling | None:
-    """`asked` beside what is implied; `questions`: prompts by name. None: no step can be judged."""
+    """`asked` beside what is implied; `questions`: prompts by name. None: no step can be judged.
+
+    Observed and implied are of the same steps: those whose k drafts all stand within the text.
+    """
     k, temperature = knowledge.k, asked.way.temperature
     rows = list(_rows(asked, questions, traces or {}, k))
     if not any(row.starts for row in rows):
@@ -72,7 +76,7 @@ def sampled(
     own = found["greedy" if share is not None and share >= MOSTLY else "sampled"]
     return Sampling(
         temperature=temperature,
-        observed=length_in(asked, k, traces),
+        observed=_observed(rows, k),
         implied_sampled=found["sampled"].value,
         implied_greedy=found["greedy"].value,
         implied_low=own.low,
@@ -107,8 +111,24 @@ def _starts(answer: Answered, begin: int, length: int, traces: Traces, k: int) -
         if newest + k >= length:
             return
         drafts = proposals[i] if i < len(proposals) else ()
-        yield Start(row=0, newest=newest, drafts=drafts)
+        yield Start(newest=newest, accepted=count, drafts=drafts)
         newest += count + 1
+
+
+def _observed(rows: Sequence[Row], k: int) -> Length:
+    """What the judged steps accepted. Those at an answer's end are not: others than the average."""
+    by_question: dict[str, list[DraftCounts]] = defaultdict(list)
+    for row in rows:
+        accepted = [start.accepted for start in row.starts]
+        by_question[row.question].append(
+            DraftCounts(
+                drafts=len(accepted),
+                drafted=k * len(accepted),
+                accepted=sum(accepted),
+                per_position=tuple(sum(n > i for n in accepted) for i in range(k)),
+            )
+        )
+    return length_of(by_question, k=k)
 
 
 def _implied(
