@@ -41,8 +41,10 @@ def waterfall(dossier: Dossier, diagnosis: Diagnosis) -> Plot | None:
     for row, step in enumerate(steps):
         ax.barh(row, step.length, color=KEPT, height=0.62, alpha=0.75)
         if step.lost is not None and step.lost > 0:
-            ax.barh(row, step.lost, left=step.length, color=LOST, height=0.62, hatch="///", fill=0)
-        lost = "" if step.lost is None or abs(step.lost) < 0.005 else f" ({-step.lost:+.2f})"
+            looks = {"facecolor": "none", "edgecolor": LOST, "hatch": "///"}
+            ax.barh(row, step.lost, left=step.length, height=0.62, **looks)
+        gone = step.lost if step.lost is not None and abs(step.lost) >= 0.005 else None
+        lost = "" if gone is None else f" ({-gone:+.2f})"
         at = max(step.length, step.length + (step.lost or 0.0))
         text = f"{step.length:.2f}{lost}"
         ax.annotate(text, (at, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
