@@ -27,6 +27,10 @@ from training.unroll import Captured, shift
 
 MOST_SETS = 60
 """Sets of other layers that are tried; beyond, only those that change one slot at a time."""
+FEW = 3
+"""Texts of a first look."""
+WORSE = 0.3
+"""Nats a token by which a set of layers is worse there than the checkpoint's, and left out."""
 SAMPLES = 12
 """Of the drafter's training."""
 
@@ -78,10 +82,31 @@ def _candidates(knowledge: Knowledge, captured: Captured) -> Iterator[tuple[Alte
             yield altered, _branches(knowledge, feed_forward="feed-forward" in reading.name)
         else:
             yield altered, captured
-    for reading in layer_readings(knowledge):
-        altered = alter(reading, knowledge)
-        if altered is not None and reading.layers is not None:
-            yield altered, knowledge.captured(reading.layers)
+    for reading in _likely(knowledge, layer_readings(knowledge)):
+        assert reading.layers is not None
+        yield (
+            Altered(reading=reading, drafter=knowledge.drafter),
+            knowledge.captured(reading.layers),
+        )
+
+
+def _likely(knowledge: Knowledge, readings: Iterator[Reading]) -> Iterator[Reading]:
+    """Without those of the many sets of other layers that a first look at few texts excludes."""
+    few = like(knowledge, knowledge.texts[:FEW])
+
+    def loss(reading: Reading | None) -> float:
+        altered = Altered(reading=reading or READINGS[AS_DECLARED], drafter=few.drafter)
+        captured = few.captured(None if reading is None else reading.layers)
+        run = Run(altered, captured, answer_slots(few, captured).flatten().nonzero().flatten())
+        true = shift(captured.batch.ids, 2).flatten()[run.slots]
+        with torch.no_grad():
+            logs = log_chance(few.drafter, run.step(run.text(0)), true)
+        return -logs[logs.isfinite()].mean().item()
+
+    most = loss(None) + WORSE
+    for reading in readings:
+        if reading.cause != "layers_other" or len(knowledge.texts) <= FEW or loss(reading) < most:
+            yield reading
 
 
 def _branches(knowledge: Knowledge, *, feed_forward: bool) -> Captured:
@@ -256,10 +281,11 @@ def _trained(knowledge: Knowledge) -> Length | None:
             texts.append(Text(prompt=prompt, answer=answer, beyond=[], states=states))
     if not texts:
         return None
-    return expect(_like(knowledge, texts)).acceptance
+    return expect(like(knowledge, texts)).acceptance
 
 
-def _like(knowledge: Knowledge, texts: Sequence[Text]) -> Knowledge:
+def like(knowledge: Knowledge, texts: Sequence[Text]) -> Knowledge:
+    """The same target and drafter with other texts."""
     return Knowledge(
         subject=knowledge.subject,
         engine=knowledge.engine,
