@@ -131,6 +131,10 @@ def decided(dossier: Dossier) -> bool:
     return first.strength == "certain" and lead(diagnosis.ranked) >= 2.0 and strongest >= STRONG
 
 
+def _mendable(cause: str) -> bool:
+    return CAUSES[cause].fixable
+
+
 def _next(dossier: Dossier, cause: str, ranked: Sequence[Ranked]) -> tuple[str, ...]:
     """What would settle it: experiments that were not made, and what tells the leaders apart."""
     missing = [f"make the experiment {name}" for name in not_made(dossier)]
@@ -138,6 +142,6 @@ def _next(dossier: Dossier, cause: str, ranked: Sequence[Ranked]) -> tuple[str, 
         return tuple(missing)
     leaders = [r for r in ranked if r.score > 0][:3]
     if cause != UNKNOWN and ranked[0].strength == "certain":
-        leaders = leaders[:1]
+        return ("write the corrected copy with --fix, and diagnose it",) if _mendable(cause) else ()
     settling = [f"{r.title}: {r.settles}" for r in leaders if r.settles]
     return (*settling, *(missing if cause == UNKNOWN else ()))

@@ -34,6 +34,7 @@ from harness.diagnose.records import (
     Wanted,
 )
 from harness.diagnose.rules import naming
+from harness.diagnose.rules.located import located
 from harness.diagnose.rules.points import points
 from harness.diagnose.verdict import conclude, decided, same_class
 from harness.records import DraftCounts
@@ -120,15 +121,15 @@ def test_a_gap_at_another_k_is_judged_at_the_common_one() -> None:
 
 
 def test_a_stage_is_named_where_no_cause_fits() -> None:
-    replay = made.differs((0.985, 0.6, 0.5), first_call=None, later_calls=None)
-    fits = tuple(made.times(r, agreement=made.some(0.3)) for r in replay.replay.readings[1:])
-    odd = made.times(
-        replay, replay=made.times(replay.replay, readings=(replay.replay.readings[0], *fits))
-    )
-    found = conclude(odd)
-    if found.cause == "unknown":
-        assert found.stage is not None and "between capture and proposal" in found.stage
-        assert "\N{GREATER-THAN OR EQUAL TO} 1" in found.stage
+    odd = made.differs((0.6, 0.55, 0.5), alone=made.some(0.6), batched=made.some(0.6))
+    assert odd.replay is not None
+    found = conclude(made.times(odd, replay=made.times(odd.replay, later_calls=made.some(0.98))))
+    assert found.cause == "unknown"
+    assert found.stage is not None and "between capture and proposal" in found.stage
+    later = made.differs((0.985, 0.6, 0.5))
+    assert later.replay is not None
+    where = "at draft positions \N{GREATER-THAN OR EQUAL TO} 1 of the drafter"
+    assert located(later) == f"between capture and proposal, {where}"
     strange = conclude(made.handed(made.bad("hidden[{1}]", cosine=0.5, own=0.45)))
     assert strange.cause == "unknown"
     assert strange.stage is not None and "the drafter's door" in strange.stage

@@ -76,7 +76,7 @@ def _low(dossier: Dossier) -> list[Point]:
 def _audited(dossier: Dossier) -> set[str]:
     """Causes in the checkpoint that the audit points to: it would be read badly so."""
     findings = () if dossier.audit is None else dossier.audit.findings
-    of = {f.cause for f in findings if f.severity != "note"}
+    of = {f.cause for f in findings if f.cause is not None and f.severity != "note"}
     return of & set(of_stage("checkpoint", "target", "prompts"))
 
 
