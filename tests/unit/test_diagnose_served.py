@@ -52,7 +52,9 @@ def knowledge(demo_pair: Path, engine: Engine) -> Knowledge:
     return know(subject_of(demo_pair), prompts, max_tokens=40, engine=engine)
 
 
-def sampled_by(engine: Engine, proposer: EagleProposer, prompts: list[list[int]]) -> Asked:
+def sampled_by(
+    engine: Engine, proposer: EagleProposer, prompts: list[list[int]], *, ends: bool
+) -> Asked:
     served = Engine(
         engine.model,
         tokenizer=engine.tokenizer,
@@ -60,7 +62,7 @@ def sampled_by(engine: Engine, proposer: EagleProposer, prompts: list[list[int]]
         max_len=LENGTH,
         slots=SLOTS,
     )
-    params = SamplingParams(max_tokens=40, temperature=TEMPERATURE, ignore_eos=True)
+    params = SamplingParams(max_tokens=40, temperature=TEMPERATURE, ignore_eos=not ends)
     answers = []
     for i, request in enumerate(served.generate(prompts, params)):
         assert request.drafts is not None
@@ -88,9 +90,9 @@ class Likeliest(EagleProposer):
         return drafts, chances.scatter_(-1, drafts[..., None], 1.0)
 
 
-@pytest.mark.parametrize("kind", [EagleProposer, Likeliest])
+@pytest.mark.parametrize(("kind", "ends"), [(EagleProposer, True), (Likeliest, False)])
 def test_what_is_accepted_at_a_temperature_is_what_the_distributions_imply(
-    knowledge: Knowledge, engine: Engine, kind: type[EagleProposer]
+    knowledge: Knowledge, engine: Engine, kind: type[EagleProposer], ends: bool
 ) -> None:
     prompts = [text.prompt for text in knowledge.texts] * 2
     proposer = kind(
@@ -100,7 +102,7 @@ def test_what_is_accepted_at_a_temperature_is_what_the_distributions_imply(
         length=LENGTH,
         vocab_size=knowledge.drafter.spec.vocab_size,
     )
-    asked = sampled_by(engine, proposer, prompts)
+    asked = sampled_by(engine, proposer, prompts, ends=ends)
     found = sampled(knowledge, asked, {str(i): p for i, p in enumerate(prompts)})
     assert found is not None and found.observed.length is not None
     assert found.implied_sampled is not None and found.implied_greedy is not None
@@ -112,7 +114,7 @@ def test_what_is_accepted_at_a_temperature_is_what_the_distributions_imply(
 
 
 def test_answers_too_short_for_a_step_imply_nothing(knowledge: Knowledge) -> None:
-    answer = Answered(request="a", question="0", prompt_tokens=1, token_ids=(5, 6), steps=(0,))
+    answer = Answered(request="a", question="0", prompt_tokens=1, token_ids=(5,), steps=())
     asked = Asked(way=Way(name="sampled", temperature=0.5), answers=(answer,))
     assert sampled(knowledge, asked, {"0": [1]}) is None
 

@@ -43,7 +43,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One sampled answer: its question, all its tokens, and its steps that it wholly holds."""
+    """One sampled answer: its question, all its tokens, and its steps before its last token."""
 
     question: str
     prompt_tokens: int
@@ -59,7 +59,9 @@ def sampled(
 ) -> Sampling | None:
     """`asked` beside what is implied; `questions`: prompts by name. None: no step can be judged.
 
-    Observed and implied are of the same steps: those whose k drafts all stand within the text.
+    Observed and implied are of the same drafts: those that stand for a token of the text. What a
+    step drafts behind the text's end is neither; whether a token is the last does not depend on the
+    draft that stands for it, so that this selects nothing.
     """
     k, temperature = knowledge.k, asked.way.temperature
     rows = list(_rows(asked, questions, traces or {}, k))
@@ -102,21 +104,22 @@ def _rows(
 
 
 def _starts(answer: Answered, begin: int, length: int, traces: Traces, k: int) -> Iterator[Start]:
-    """The steps whose k drafts all stand within the text, in the answer's own order."""
+    """The steps with a draft that stands for a token of the text, in the answer's own order."""
     traced = traces.get(answer.request, ())
     proposals = [tuple(step.drafts.tolist()) for step in traced if len(step.drafts)]
     accepted = answer.steps if answer.steps is not None else accepted_steps(traced)
     newest = begin
     for i, count in enumerate(accepted):
-        if newest + k >= length:
+        within = min(k, length - 1 - newest)
+        if within < 1:
             return
         drafts = proposals[i] if i < len(proposals) else ()
-        yield Start(newest=newest, accepted=count, drafts=drafts)
+        yield Start(newest=newest, accepted=min(count, within), drafts=drafts)
         newest += count + 1
 
 
 def _observed(rows: Sequence[Row], k: int) -> Length:
-    """What the judged steps accepted. Those at an answer's end are not: others than the average."""
+    """What the judged drafts were accepted."""
     by_question: dict[str, list[DraftCounts]] = defaultdict(list)
     for row in rows:
         accepted = [start.accepted for start in row.starts]
@@ -150,15 +153,19 @@ def _implied(
     weight, same = torch.ones(len(at)), torch.ones(len(at))
     firsts = torch.zeros(len(at), dtype=torch.int64)
     vocabulary = drafter.to_target(torch.arange(drafter.spec.draft_vocab_size))  # [D]
+    lengths = torch.tensor([len(row.tokens) for row in rows for _ in row.starts])
+    newest = torch.tensor([n for _, n in at])
     for depth, logits in enumerate(unrolled):
+        inside = newest + depth + 1 < lengths  # [S]; elsewhere a step's last token stands in
+        places = [(r, min(n + depth, len(rows[r].tokens) - 2)) for r, n in at]
         q = (logits.float() / temperature).softmax(-1)  # [S, D]
-        before = torch.stack([normed[r][newest + depth] for r, newest in at])  # [S, H]
+        before = torch.stack([normed[r][place] for r, place in places])  # [S, H]
         p = (model.logits(before).float() / temperature).softmax(-1)  # [S, V]
-        text = torch.tensor([rows[r].tokens[newest + depth + 1] for r, newest in at])
+        text = torch.tensor([rows[r].tokens[place + 1] for r, place in places])
         best = vocabulary[q.argmax(-1)]
         firsts = best if depth == 0 else firsts
-        drawn += weight * torch.minimum(p[:, vocabulary], q).sum(-1)
-        likeliest += same * p.gather(1, best[:, None])[:, 0]
+        drawn += weight * torch.minimum(p[:, vocabulary], q).sum(-1) * inside
+        likeliest += same * p.gather(1, best[:, None])[:, 0] * inside
         p_text = p.gather(1, text[:, None])[:, 0]
         weight = weight * (_of(q, vocabulary, text) / p_text.clamp_min(1e-12)).clamp_max(1.0)
         same = same * (best == text)
