@@ -176,6 +176,20 @@ def test_what_the_drafter_was_trained_for_is_named_for_the_mending() -> None:
     assert does.details["channel"] == "replay" and "vllm" in does.remedy
 
 
+def test_wrong_counters_are_no_collapse() -> None:
+    found = conclude(made.CASES["counting"]())
+    assert found.cause == "counting" and not found.collapse
+    assert "they say 1.60 tokens a step, and 2.46 were accepted" in found.verdict
+
+
+@pytest.mark.parametrize(("hits", "named"), [(10, True), (4, False), (0, False)])
+def test_few_tokens_can_tell_of_targets_without_the_norm(hits: int, named: bool) -> None:
+    """A norm that is nearly even changes few tokens, and a drafter that draws those is told."""
+    wanted = made.times(made.healthy().wanted, unnormed_head=Proportion(hits=hits, of=13))
+    found = conclude(made.times(made.healthy(), wanted=wanted))
+    assert found.cause == ("trained_without_norm" if named else "none")
+
+
 def test_a_run_that_was_accepted_less_than_now_is_told() -> None:
     observed = made.times(made.healthy().observed, in_run=made.length(made.scaled(0.3)))
     found = conclude(made.times(made.healthy(), observed=observed))

@@ -87,9 +87,11 @@ def surely_below(counted: Proportion | None, limit: float, *, looks: int = LOOKS
     return max(high, (rate(counted) or 0.0) + critical(looks) * error(counted)) < limit
 
 
-def surely_above(counted: Proportion | None, limit: float, *, looks: int = LOOKS) -> bool:
+def surely_above(
+    counted: Proportion | None, limit: float, *, looks: int = LOOKS, fewest: int = FEWEST
+) -> bool:
     """Whether the share is above `limit`, and not by chance."""
-    if counted is None or not known(counted):
+    if counted is None or not known(counted, max(1, fewest)):
         return False
     low, _ = wilson(min(max(counted.hits, 0), counted.of), counted.of, critical(looks))
     return low > limit
