@@ -15,6 +15,7 @@ from harness.diagnose.rules.measures import (
     rate,
     shorter,
     span,
+    surely_above,
     surely_below,
 )
 from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, point
@@ -24,8 +25,10 @@ VERIFIED = 0.97
 near-tie falls otherwise, one differs."""
 COUNTED = 0.05
 """Ends of answers inside a step move a count by less."""
-PRICE = 0.1
+PRICE = 0.03
 """Share of the drafts that greedy drafting must cost at a temperature to be named."""
+LIKELIEST = 0.9
+"""Of drafts that are drawn so many are no likeliest tokens at any temperature worth the name."""
 
 
 def verification_points(dossier: Dossier) -> list[Point]:
@@ -113,8 +116,10 @@ def _greedy_price(
     says = f"{counted(argmax)} drafts are the drafter's likeliest token; {at} drawn drafts would "
     says += f"be accepted {number(sampled)} tokens a step, and these are {number(greedy)}"
     if gap.drafts_greedily(dossier) and price > PRICE:
-        weight = GOOD if strict else DECISIVE if price > 2 * PRICE else STRONG
-        if not known(argmax):
+        weight = DECISIVE if price > 0.2 else STRONG if price > 0.1 else STRONG - 0.5
+        if strict:
+            weight = GOOD
+        if not surely_above(argmax, LIKELIEST):
             weight -= WEAK
         return [point("greedy_drafts_sampled", weight, says, "sampling")]
     return [point("greedy_drafts_sampled", -GOOD, says, "sampling")]
