@@ -127,6 +127,20 @@ def length_error(found: Length) -> float | None:
     return CLUSTERED * math.sqrt(variance / drafts)
 
 
+def step_error(found: Length) -> float | None:
+    """Standard error of the length as steps alone vary, not the prompts; None without positions.
+
+    For what is held against a figure of the very same steps.
+    """
+    positions, drafts = found.counts.per_position, found.counts.drafts
+    if not positions or drafts <= 0:
+        return None
+    rates = [min(1.0, max(0, n) / drafts) for n in positions]
+    mean = sum(rates)
+    square = sum((2 * i + 1) * rate for i, rate in enumerate(rates))
+    return math.sqrt(max(square - mean * mean, 0.25 / drafts) / drafts)
+
+
 def shorter(
     less: Length | None, more: Length | None, *, least: float = 0.05, looks: int = LOOKS
 ) -> bool:

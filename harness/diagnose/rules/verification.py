@@ -6,6 +6,7 @@ from harness.diagnose.records import Dossier, Length, Point
 from harness.diagnose.rules import gap
 from harness.diagnose.rules.measures import (
     counted,
+    critical,
     finite,
     known,
     length,
@@ -15,6 +16,7 @@ from harness.diagnose.rules.measures import (
     rate,
     shorter,
     span,
+    step_error,
     surely_above,
     surely_below,
 )
@@ -25,6 +27,8 @@ VERIFIED = 0.97
 near-tie falls otherwise, one differs."""
 COUNTED = 0.05
 """Ends of answers inside a step move a count by less."""
+STRICT, SLACK = 0.1, 1.2
+"""Share of the drafts that a strict rejection must cost, and by how much chance is widened."""
 PRICE = 0.03
 """Share of the drafts that greedy drafting must cost at a temperature to be named."""
 LIKELIEST = 0.9
@@ -98,11 +102,20 @@ def _sampled(dossier: Dossier) -> list[Point]:
 
 
 def rejects(dossier: Dossier) -> bool:
-    """Whether surely fewer sampled drafts are accepted than the distributions imply."""
+    """Whether surely fewer sampled drafts are accepted than the distributions imply.
+
+    What is implied is of the same steps, so that only the steps' own chance stands between the two,
+    and some steps at the answers' ends.
+    """
     found = dossier.sampling
-    if found is None:
+    implied = gap.implied(dossier)
+    seen, could = (None if found is None else length(found.observed)), length(implied)
+    if found is None or seen is None or could is None:
         return False
-    return shorter(found.observed, gap.implied(dossier), least=0.1, looks=gap.LOOKS)
+    error = step_error(found.observed)
+    if error is None:
+        return shorter(found.observed, implied, least=STRICT, looks=gap.LOOKS)
+    return could - seen > max(SLACK * critical() * error, STRICT * (could - 1))
 
 
 def _greedy_price(
