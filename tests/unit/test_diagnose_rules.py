@@ -176,6 +176,20 @@ def test_what_the_drafter_was_trained_for_is_named_for_the_mending() -> None:
     assert does.details["channel"] == "replay" and "vllm" in does.remedy
 
 
+def test_wrong_counters_are_no_collapse() -> None:
+    found = conclude(made.CASES["counting"]())
+    assert found.cause == "counting" and not found.collapse
+    assert "they say 1.60 tokens a step, and 2.46 were accepted" in found.verdict
+
+
+@pytest.mark.parametrize(("hits", "named"), [(10, True), (4, False), (0, False)])
+def test_few_tokens_can_tell_of_targets_without_the_norm(hits: int, named: bool) -> None:
+    """A norm that is nearly even changes few tokens, and a drafter that draws those is told."""
+    wanted = made.times(made.healthy().wanted, unnormed_head=Proportion(hits=hits, of=13))
+    found = conclude(made.times(made.healthy(), wanted=wanted))
+    assert found.cause == ("trained_without_norm" if named else "none")
+
+
 def test_a_run_that_was_accepted_less_than_now_is_told() -> None:
     observed = made.times(made.healthy().observed, in_run=made.length(made.scaled(0.3)))
     found = conclude(made.times(made.healthy(), observed=observed))
@@ -449,3 +463,92 @@ def test_less_evidence_never_gives_another_name_surely(cause: str, part: str) ->
     found = conclude(made.times(made.CASES[cause](), **{part: None}))
     if found.cause in CAUSES and not same_class(found.cause, cause):
         assert found.ranked[0].strength != "certain", found.verdict
+
+
+# -- by chance ----------------------------------------------------------------------------------
+
+
+def drawn(share: float, of: int, rng: random.Random) -> Proportion:
+    return Proportion(hits=sum(rng.random() < share for _ in range(of)), of=of)
+
+
+def walked(rates: tuple[float, ...], drafts: int, rng: random.Random) -> Length:
+    """A walk of so many steps whose drafts are right by chance, with an interval by its steps."""
+    taken = []
+    for _ in range(drafts):
+        draw = rng.random()
+        taken.append(sum(draw < rate for rate in rates))
+    mean = sum(taken) / drafts
+    variance = sum((n - mean) ** 2 for n in taken) / drafts
+    half = 1.96 * (max(variance, 0.01) / drafts) ** 0.5
+    counts = DraftCounts(
+        drafts=drafts,
+        accepted=sum(taken),
+        per_position=tuple(sum(n > i for n in taken) for i in range(len(rates))),
+    )
+    value = 1 + mean
+    return Length(counts=counts, prompts=12, length=value, low=value - half, high=value + half)
+
+
+def healthy_by_chance(seed: int) -> Dossier:
+    """A short look at a healthy drafter, weak or strong: every figure is drawn."""
+    rng = random.Random(seed)
+    k, drafts = rng.choice([1, 3, 5, 8]), rng.choice([60, 150, 400])
+    first = rng.uniform(0.58, 0.9)
+    rates = tuple(first * (0.9 * first) ** i for i in range(k))
+    whole = made.healthy(k)
+    assert whole.replay and whole.wanted and whole.expected and whole.observed and whole.states
+    agree = rng.uniform(0.95, 1.0)
+    own = made.agreement(AS_DECLARED, agree)
+    fits = [made.times(own, agreement=drawn(agree, k * drafts, rng))]
+    fits += [
+        made.times(own, reading=name, agreement=drawn(rng.uniform(0.3, agree), k * drafts, rng))
+        for name in made.EXECUTION_READINGS
+    ]
+    readings = [made.reading(AS_DECLARED, rates, rates)]
+    for name in made.OTHER_READINGS:
+        loss = rng.uniform(0.0, 1.0) * sum(rates)
+        gain, spread = rng.gauss(-loss, 0.06), 0.12
+        found = made.reading(name, rates, rates)
+        ends = {"gain_low": gain - spread, "gain_high": gain + spread}
+        readings.append(made.times(found, gain=gain, **ends))
+    seen = walked(rates, drafts, rng)
+    places = {n: drawn(0.003, 200, rng) for n in whole.states.bad_by_step}
+    return made.times(
+        whole,
+        expected=made.times(
+            whole.expected, acceptance=walked(rates, drafts, rng), without_vocabulary_loss=None
+        ),
+        observed=made.times(whole.observed, acceptance=seen),
+        states=made.times(whole.states, bad_by_step=places),
+        replay=made.times(
+            whole.replay,
+            readings=tuple(fits),
+            on_engine_states=walked(rates, drafts, rng),
+            proposals=seen,
+            first_call=drawn(agree, 24, rng),
+            later_calls=drawn(agree, drafts, rng),
+            alone=drawn(agree, drafts, rng),
+            batched=drawn(agree, drafts, rng),
+            by_position=tuple(drawn(agree, drafts // 2, rng) for _ in range(3)),
+            verified=drawn(0.995, drafts, rng),
+        ),
+        wanted=made.times(
+            whole.wanted,
+            readings=tuple(readings),
+            unnormed_head=drawn(0.08, rng.choice([5, 13, 60]), rng),
+            by_step=tuple(
+                drawn(first if i == 0 else 0.9 * first, round(2 * drafts * first**i), rng)
+                for i in range(k)
+            ),
+        ),
+    )
+
+
+def test_a_healthy_drafter_is_hardly_ever_called_faulty_by_chance() -> None:
+    called = {}
+    for seed in range(300):
+        found = conclude(healthy_by_chance(seed))
+        if found.cause != "none":
+            called[seed] = found.verdict[:160]
+    assert len(called) <= 3, called

@@ -65,7 +65,7 @@ def is_bad(slot: SlotFit, floor: float) -> bool:
     if share is None:
         cosine, scale = finite(slot.as_declared.cosine), finite(slot.as_declared.scale)
         return cosine is None or cosine < floor or scale is None or abs(scale - 1) > SCALE
-    hits = min(slot.rows, max(0, round(share * slot.rows)))
+    hits = round(min(1.0, max(0.0, share)) * slot.rows)
     return surely_above(Proportion(hits=hits, of=max(slot.rows, 20)), BAD_ROWS, looks=12)
 
 
