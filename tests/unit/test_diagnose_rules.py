@@ -164,6 +164,18 @@ def test_what_the_drafter_was_trained_for_is_named_for_the_mending() -> None:
     assert does.details["channel"] == "replay" and "vllm" in does.remedy
 
 
+def test_a_wide_gap_makes_every_token_count() -> None:
+    """Beside log-probabilities that are far off, 87% of the tokens are no matter of prompts."""
+    dossier = made.handed(made.bad(None, own=0.91, scale=0.87), 0.6)
+    argmax = Proportion(hits=116, of=133, low=0.777, high=0.93)
+    for gap, wrong in ((0.026, True), (0.004, False)):
+        parity = made.times(
+            made.healthy().target, prompt_gap=0.004, decode_gap=gap, argmax=argmax, floor=0.005
+        )
+        found = conclude(made.times(dossier, target=parity))
+        assert (found.cause == "target_computed_wrong") is wrong
+
+
 def test_wrong_counters_are_no_collapse() -> None:
     found = conclude(made.CASES["counting"]())
     assert found.cause == "counting" and not found.collapse
