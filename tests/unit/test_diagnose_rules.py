@@ -16,6 +16,7 @@ from harness.diagnose.causes import CAUSES
 from harness.diagnose.readings import AS_DECLARED, READINGS
 from harness.diagnose.records import (
     Audit,
+    AuditFinding,
     Dossier,
     Expected,
     Observed,
@@ -174,6 +175,16 @@ def test_a_wide_gap_makes_every_token_count() -> None:
         )
         found = conclude(made.times(dossier, target=parity))
         assert (found.cause == "target_computed_wrong") is wrong
+
+
+def test_a_last_norm_of_ones_is_lost_and_not_the_head_behind_it() -> None:
+    dossier = made.trained_for("target's lm_head", 0.7)
+    assert conclude(dossier).cause == "lm_head_replaced"
+    ones = AuditFinding(
+        severity="note", code="norm_untrained", what="norm norm.weight is 1 everywhere"
+    )
+    audit = made.times(dossier.audit, findings=(ones,))
+    assert conclude(made.times(dossier, audit=audit)).cause == "final_norm"
 
 
 def test_wrong_counters_are_no_collapse() -> None:
