@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
 from harness.diagnose.records import Diagnosis, Dossier, Point, Ranked, Strength
 from harness.diagnose.remedies import details_of, remedy_of
-from harness.diagnose.rules import gap, training, verification, wanted
+from harness.diagnose.rules import gap, states, training, verification, wanted
 from harness.diagnose.rules.located import located, looked_at, not_made, troubled
 from harness.diagnose.rules.points import points
 from harness.diagnose.rules.weights import GOOD, STRONG
@@ -124,7 +124,7 @@ def decided(dossier: Dossier) -> bool:
     if diagnosis.cause == UNKNOWN:
         return False
     if diagnosis.cause == NONE:
-        return looked_at(dossier)
+        return looked_at(dossier) and states.is_clean(dossier.states) is not False
     first = diagnosis.ranked[0]
     strongest = max(
         (p.weight for p in points(dossier) if p.cause == first.cause and p.experiment != "audit"),

@@ -16,7 +16,9 @@ from harness.diagnose.rules.measures import (
     length,
     length_error,
     lost,
+    rate,
     shorter,
+    shorter_on_same,
 )
 from harness.records import DraftCounts
 
@@ -28,6 +30,8 @@ BY_DRAFTS = 0.95
 Name = Literal[
     "trained", "vocabulary", "expected", "states", "execution", "verification", "observed"
 ]
+ON_TRACE: frozenset[Name] = frozenset({"states", "execution", "verification", "observed"})
+"""Levels that are all over the text which the engine wrote."""
 TITLES: dict[Name, str] = {
     "trained": "read as it was trained",
     "vocabulary": "with every token in the draft vocabulary",
@@ -113,11 +117,18 @@ def gap(dossier: Dossier) -> Gap:
     share = lost(seen, wanted_)
     there: bool | None = None
     if share is not None and wanted_ is not None and seen is not None:
-        if shorter(seen, wanted_, looks=LOOKS):
+        same = same_text(dossier) and shorter_on_same(seen, wanted_)
+        if same or shorter(seen, wanted_, looks=LOOKS):
             there = True
         elif _precise(wanted_, seen):
             there = False
     return Gap(there=there, expected=wanted_, observed=seen, share=share)
+
+
+def same_text(dossier: Dossier) -> bool:
+    """Whether the engine's answers are mostly the reference's own, and all is over one text."""
+    found = None if dossier.observed is None else dossier.observed.identical
+    return not sampled(dossier) and (rate(found) or 0.0) >= 0.8
 
 
 def at_one_k(one: Length | None, other: Length | None) -> tuple[Length | None, Length | None]:
@@ -210,7 +221,10 @@ def losses(dossier: Dossier) -> dict[Name, float]:
     found: dict[Name, float] = {}
     told = levels(dossier)
     for before, after in pairwise(told):
-        share = lost(after.acceptance, before.acceptance)
-        if share is not None and shorter(after.acceptance, before.acceptance, looks=LOOKS):
+        more, less = at_one_k(before.acceptance, after.acceptance)
+        share = lost(less, more)
+        same = same_text(dossier) or {before.name, after.name} <= ON_TRACE
+        test = shorter_on_same if same else shorter
+        if share is not None and test(less, more):
             found[after.name] = share
     return found

@@ -61,7 +61,8 @@ def troubled(dossier: Dossier, found: Sequence[Point]) -> bool:
     if strong or training.is_low(dossier) or under_load(dossier):
         return True
     if gap.gap(dossier).there is not None:
-        return gap.gap(dossier).there is True or _odd_execution(dossier)
+        by_states = states.is_clean(dossier.states) is False and "states" in gap.losses(dossier)
+        return gap.gap(dossier).there is True or by_states or _odd_execution(dossier)
     return states.is_clean(dossier.states) is False or _odd_execution(dossier)
 
 
