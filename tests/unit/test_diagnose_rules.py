@@ -189,12 +189,11 @@ def test_a_last_norm_of_ones_is_lost_and_not_the_head_behind_it() -> None:
 
 def test_noise_that_costs_drafts_is_told_once_the_target_is_known_to_be_right() -> None:
     """The prompts' own spread hides the loss; over one text the steps show it."""
-    wide = {"spread": 0.45}
-    less = made.length(made.scaled(0.72), **wide)
+    less = made.length(made.scaled(0.72), spread=0.45)
     found = made.handed(made.bad(None, own=0.86, scale=1.17), 0.72)
     found = made.times(
         found,
-        expected=made.times(found.expected, acceptance=made.length(made.GOOD, **wide)),
+        expected=made.times(found.expected, acceptance=made.length(made.GOOD, spread=0.45)),
         observed=made.times(found.observed, acceptance=less, identical=made.some(1.0, 24)),
         replay=made.times(found.replay, on_engine_states=less, proposals=less),
     )
