@@ -202,6 +202,21 @@ def test_noise_that_costs_drafts_is_told_once_the_target_is_known_to_be_right() 
     assert conclude(open_).cause == "unknown" and not decided(open_)
 
 
+def test_readings_are_compared_over_the_same_tokens() -> None:
+    """All 741 against 683 of the same proposals, although prompts differ widely."""
+    found = made.engine_runs("cache not overwritten", factor=0.95)
+    assert found.replay is not None
+    fits = [
+        made.times(r, agreement=Proportion(hits=hits, of=741, low=low, high=high))
+        for r, hits, low, high in (
+            (found.replay.readings[0], 741, 0.668, 1.0),
+            (found.replay.readings[1], 683, 0.855, 0.959),
+        )
+    ]
+    replay = made.times(found.replay, readings=tuple(fits))
+    assert conclude(made.times(found, replay=replay)).cause == "kv_not_overwritten"
+
+
 def test_wrong_counters_are_no_collapse() -> None:
     found = conclude(made.CASES["counting"]())
     assert found.cause == "counting" and not found.collapse

@@ -7,6 +7,7 @@ from harness.diagnose.records import Dossier, Point, Proportion, ReadingFit, Rep
 from harness.diagnose.rules import naming
 from harness.diagnose.rules.measures import (
     above,
+    bare,
     counted,
     known,
     pooled,
@@ -53,7 +54,8 @@ def better(replay: Replay) -> list[ReadingFit]:
     if own is None:
         return []
     looks = max(12, 2 * len(replay.readings))
-    fits = [r for r in replay.readings if above(r.agreement, own.agreement, looks=looks)]
+    base = bare(own.agreement)
+    fits = [r for r in replay.readings if above(bare(r.agreement), base, looks=looks)]
     return sorted(fits, key=lambda r: (-(rate(r.agreement) or 0.0), r.reading))
 
 
@@ -79,7 +81,7 @@ def _named(own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
         return []
     best = fits[0]
     found: dict[str, Point] = {}
-    near = [r for r in fits if not above(best.agreement, r.agreement, looks=1)]
+    near = [r for r in fits if not above(bare(best.agreement), bare(r.agreement), looks=1)]
     rivals = {naming.cause_of_reading(r.reading) for r in near}
     for fit in fits:
         cause = naming.cause_of_reading(fit.reading)

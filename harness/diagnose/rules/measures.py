@@ -48,11 +48,16 @@ def known(counted: Proportion | None, fewest: int = FEWEST) -> bool:
 
 
 def error(counted: Proportion) -> float:
-    """Standard error of a share: from its own interval, and never less than Wilson's."""
+    """Standard error of a share: from its own interval, and never less than Wilson's.
+
+    Where all or nothing hits, prompts tell nothing of how they differ: then Wilson's, widened.
+    """
     if counted.of <= 0:
         return 1.0
     low, high = wilson(min(max(counted.hits, 0), counted.of), counted.of, USUAL)
     plain = (high - low) / 2 / USUAL
+    if not 0 < counted.hits < counted.of:
+        return CLUSTERED * plain
     return max(plain, _half(counted.low, counted.high) or 0.0)
 
 
@@ -79,6 +84,11 @@ def above(
         return False
     difference = (rate(more) or 0.0) - (rate(less) or 0.0) - margin
     return difference > critical(looks) * math.hypot(error(more), error(less))
+
+
+def bare(counted: Proportion | None) -> Proportion | None:
+    """The counts alone, for what is held against another share of the very same trials."""
+    return None if counted is None else Proportion(hits=counted.hits, of=counted.of)
 
 
 def surely_below(counted: Proportion | None, limit: float, *, looks: int = LOOKS) -> bool:
