@@ -57,6 +57,46 @@ def _first_projections(tensors: Tensors) -> list[str]:
     return [name for name in names if name in tensors]
 
 
+def turned_drafter(source: Path, folder: Path, seed: int) -> Path:
+    """The same drafter with its own stream turned, so that no head but its own reads it.
+
+    Of a drafter whose residual is the state before `hidden_norm`, as the demo's is.
+    """
+    import torch
+
+    def change(config: Config, tensors: Tensors) -> None:
+        turn = orthogonal(config["hidden_size"], seed)
+        for name in ("fc", f"{LAYER}self_attn.o_proj", f"{LAYER}mlp.down_proj"):
+            tensors[f"{name}.weight"] = turn.T @ tensors[f"{name}.weight"]
+        entering = tensors[f"{LAYER}hidden_norm.weight"]
+        for name in _first_projections(tensors):
+            rest, mine = tensors[name].chunk(2, dim=1)
+            tensors[name] = torch.cat((rest, (mine * entering) @ turn), dim=1)
+        feed = tensors[f"{LAYER}post_attention_layernorm.weight"]
+        for name in ("gate_proj", "up_proj"):
+            full = f"{LAYER}mlp.{name}.weight"
+            tensors[full] = (tensors[full] * feed) @ turn
+        last = tensors["norm.weight"]
+        tensors["lm_head.weight"] = (tensors["lm_head.weight"] * last) @ turn
+        for name in ("norm", f"{LAYER}hidden_norm", f"{LAYER}post_attention_layernorm"):
+            tensors[f"{name}.weight"] = last.new_ones(last.shape)
+
+    return edited(source, folder, change)
+
+
+def with_uneven_norm(source: Path, folder: Path, seed: int) -> Path:
+    """The same drafter whose last norm weighs unevenly, and whose head takes that back."""
+    import torch
+
+    def change(config: Config, tensors: Tensors) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        uneven = torch.randn(config["hidden_size"], generator=generator).exp()
+        tensors["norm.weight"] = tensors["norm.weight"] * uneven
+        tensors["lm_head.weight"] = tensors["lm_head.weight"] / uneven
+
+    return edited(source, folder, change)
+
+
 def with_draft_vocabulary(source: Path, folder: Path, kept: Tensor) -> Path:
     """The drafter with its head cut to the target's tokens `kept` (ascending), d2t and t2d set."""
     import torch

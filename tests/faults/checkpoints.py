@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from faults.algebra import with_draft_vocabulary, with_own_embeddings
+from faults.algebra import (
+    turned_drafter,
+    with_draft_vocabulary,
+    with_own_embeddings,
+    with_uneven_norm,
+)
 from faults.folders import Config, Tensors, edited, layers_of, read, set_flag, set_layers
 from faults.pair import Pair
 from faults.planting import changed_drafter, healthy, write_plugin
@@ -168,13 +173,17 @@ def _rope_scaling(config: Config, tensors: Tensors, seed: int, severity: float) 
 
 
 def _final_norm(config: Config, tensors: Tensors, seed: int, severity: float) -> None:
-    """Another model's final norm: of the same size, its weights in another order."""
+    """The last norm's weights are lost: they are ones, all of them or half."""
     import torch
 
     weight = tensors["norm.weight"]
-    tensors["norm.weight"] = weight[torch.randperm(len(weight), generator=_generator(seed))] ** (
-        4.0 if severity >= 1 else 2.0
-    )
+    lost = torch.arange(len(weight)) < len(weight) * severity
+    tensors["norm.weight"] = torch.where(lost, torch.ones_like(weight), weight)
+
+
+def uneven(pair: Pair, folder: Path, seed: int) -> Path:
+    """The pair's drafter with a last norm that matters."""
+    return with_uneven_norm(pair.drafter, folder, seed)
 
 
 def _zeroed(config: Config, tensors: Tensors, seed: int, severity: float) -> None:
@@ -205,20 +214,29 @@ def _fc_permuted(config: Config, tensors: Tensors, seed: int, severity: float) -
 def _stored_head(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
     """The checkpoint carries the target's head; its own is lost."""
     _, target = read(pair.target)
+    source = _with_own_head(pair, folder, seed, severity)
 
     def change(config: Config, tensors: Tensors) -> None:
         tensors["lm_head.weight"] = target["lm_head.weight"]
 
-    return healthy(pair, seed, drafter=edited(pair.drafter, folder / "drafter", change))
+    return healthy(pair, seed, drafter=edited(source, folder / "drafter", change))
+
+
+def _with_own_head(pair: Pair, folder: Path, seed: int, severity: float) -> Path:
+    """The demo's head began as the target's; at full severity one that is nothing like it."""
+    if severity < 1:
+        return pair.drafter
+    return turned_drafter(pair.drafter, folder / "turned", seed)
 
 
 def _shared(what: str) -> Any:
     """The engine takes the target's tensor although the checkpoint has its own."""
 
     def plant(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
-        drafter = pair.drafter
         if what == "target_embeddings":
             drafter = with_own_embeddings(pair, pair.drafter, folder / "drafter", seed)
+        else:
+            drafter = _with_own_head(pair, folder, seed, severity)
         plugin = write_plugin(folder, "faults.hooks.drafting", "change_drafter", what=what)
         return healthy(pair, seed, drafter=drafter, plugin=plugin)
 
@@ -356,12 +374,13 @@ CHECKPOINTS: tuple[Fault, ...] = (
         source=restricted,
         severities=TWO,
     ),
-    _plugged("lm_head_shared", "lm_head_replaced", _shared("target_lm_head"), 0.1),
+    _plugged("lm_head_shared", "lm_head_replaced", _shared("target_lm_head"), 0.1, severities=TWO),
     _plugged(
         "lm_head_stored",
         "lm_head_replaced",
         _stored_head,
         0.1,
+        severities=TWO,
         engines=EVERY_ENGINE,
         also=("tensors_damaged", "undertrained"),
     ),
@@ -448,7 +467,7 @@ CHECKPOINTS: tuple[Fault, ...] = (
     _fault("fc_norm_added", "input_norm", _fc_norm_added, 0.05, mendable=True),
     _fault("rope_theta", "rope", _rope_theta, 0.05, severities=TWO, mendable=True),
     _fault("rope_scaling", "rope", _rope_scaling, 0.05, severities=TWO, mendable=True),
-    _fault("final_norm", "final_norm", _final_norm, 0.05, severities=TWO),
+    _fault("final_norm", "final_norm", _final_norm, 0.05, source=uneven, severities=TWO),
     _fault("tensors_zeroed", "tensors_damaged", _zeroed, 0.1, severities=TWO),
     _fault(
         "tensors_noised", "tensors_damaged", _noised, 0.1, severities=TWO, also=("undertrained",)
