@@ -13,6 +13,7 @@ import typer
 
 from harness import parameters
 from harness.cli_compare import register as register_compare
+from harness.cli_diagnose import register as register_diagnose
 from harness.cli_engines import engines_app
 from harness.cli_exchange import register as register_exchange
 from harness.cli_history import register as register_history
@@ -347,6 +348,7 @@ def doctor(
 
 
 register_compare(app)
+register_diagnose(app)
 register_history(app)
 register_exchange(app)
 for _group in (app, engines_app, nightly_app):

@@ -10,23 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
 from engines.base import Adapter, EngineError, EngineFailed
 from engines.process import EngineProcess
 from harness.errors import HarnessError, one_line
 from harness.load.drive import drive
 from harness.load.prompts.datasets import Prompt
-from harness.load.streaming.chunks import MAX_COUNT
 from harness.load.streaming.client import Asking, ReadAcceptance
 from harness.load.streaming.connection import describe
 from harness.load.streaming.origin import Origin
 from harness.load.streaming.plain import plain_client
 from harness.load.streaming.pool import proxy_for
 from harness.measure.counters import CounterReader
-from harness.measure.metrics import from_histogram
 from harness.measure.replicas import ReplicaReader
 from harness.measure.store import to_json, write_atomic
+from harness.measure.told import read_acceptance_of
 from harness.plan.schema import ClientSection, Length, Plan
 from harness.plan.secret import secrets_of
 from harness.plan.serve import served_name
@@ -225,32 +222,6 @@ def launched(
             wall_s=started.wall_s,
         )
         write_atomic(launch_dir / LAUNCH, to_json(record))
-
-
-def read_acceptance_of(adapter: Adapter, payloads: list[dict[str, Any]]) -> DraftCounts | None:
-    """One request's own figures; None where the server sends none, or none of a known shape."""
-    try:
-        told = adapter.request_acceptance(payloads)
-        if told is None:
-            return None
-        if told.histogram is not None:
-            counts = from_histogram(told.drafts, told.drafted, told.histogram)
-        else:
-            counts = DraftCounts(drafts=told.drafts, drafted=told.drafted, accepted=told.accepted)
-        # A list of steps that contradicts the counts is left out; the counts are the older field.
-        agree = told.steps is not None and len(told.steps) == told.drafts
-        steps = told.steps if agree and sum(told.steps or ()) == counts.accepted else None
-        counts = msgspec.structs.replace(counts, steps=steps, past_end=told.past_end)
-    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError):
-        return None  # figures in a shape nobody knows are figures that are missing
-    return counts if believable(counts) else None
-
-
-def believable(counts: DraftCounts) -> bool:
-    """Whether a server's counts of one request are whole numbers that can be added up."""
-    all_counts = [counts.drafts, counts.accepted, counts.drafted or 0, counts.past_end or 0]
-    all_counts += [*(counts.per_position or ()), *(counts.steps or ())]
-    return all(type(n) is int and 0 <= n < MAX_COUNT for n in all_counts)
 
 
 def most_tokens(wanted: int | Length) -> int:

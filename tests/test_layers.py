@@ -21,7 +21,7 @@ STORIES = (
     *("doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
     *("telemetry", "sampler", "compare"),
     *("nightly.story", "nightly.changed", "nightly.bisect", "nightly.candidates"),
-    *("diagnose.story", "diagnose.mend"),
+    *("diagnose.story", "diagnose.mend", "diagnose.subjects"),
 )
 COMMANDS = (
     *("cli", "cli_compare", "cli_diagnose", "cli_engines", "cli_exchange", "cli_history"),
@@ -71,6 +71,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("harness.doctoring", "engines", "drafters", "harness.load.prompts.tokens", *SHARED),
     ),
     "harness.diagnose": ("harness.diagnose", "harness.analyse", *SHARED),
+    "harness.diagnose.folders": ("harness.diagnose", "harness.measure.store", *SHARED),
     "harness.diagnose.page": ("harness.diagnose", "harness.report", "harness.analyse", *SHARED),
     # The drafter is run as the trainer runs it: that is what an engine is held against.
     "harness.diagnose.experiments": (

@@ -56,6 +56,20 @@ def parser() -> argparse.ArgumentParser:
     number("--seed", 0, "default: 0")
     number("--threads", None, "torch threads; default: all but one core")
     parser.add_argument("--trust-remote-code", action="store_true", help="for tokenizers only")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FOLDER",
+        help="write there what the drafter is handed and proposes, a file a call; default: not",
+    )
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE.py:FUNCTION",
+        help="call it with the loaded engine, before the trace begins; may be given several times, "
+        "and by SPEC_HARNESS_ENGINE_PLUGIN; default: none",
+    )
     return parser
 
 
@@ -141,7 +155,7 @@ def load(options: argparse.Namespace, name: str) -> Engine:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when torch is imported
     from engines.reference.loading import load_engine
 
-    return load_engine(
+    engine = load_engine(
         options.model,
         drafter=options.drafter,
         k=options.k,
@@ -156,6 +170,27 @@ def load(options: argparse.Namespace, name: str) -> Engine:
         trust_remote_code=options.trust_remote_code,
         on_phase=say,
     )
+    watch(engine, options)
+    return engine
+
+
+def watch(engine: Engine, options: argparse.Namespace) -> None:
+    """Call the plugins, then begin the trace. Raises EngineUsageError."""
+    named = ";".join([os.environ.get("SPEC_HARNESS_ENGINE_PLUGIN", ""), *options.plugin])
+    if named.strip(";"):
+        from engines.trace.plugin.trace_files import load_functions
+
+        say(f"calling plugins: {named.strip(';')}")
+        try:
+            functions = load_functions(named)
+        except ValueError as error:
+            raise EngineUsageError(f"--plugin {error}") from error
+        for function in functions:
+            function(engine)
+    if options.trace is not None:
+        from engines.trace.reference import trace_to_folder
+
+        trace_to_folder(engine, options.trace.absolute())
 
 
 if __name__ == "__main__":

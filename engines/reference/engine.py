@@ -66,6 +66,8 @@ class Engine:
         self.running: list[Request] = []  # the request in slot i is running[i]
         self.waiting: deque[Request] = deque()
         self.failure: str | None = None
+        # called with every request that ended, before its client hears of it
+        self.on_close: Callable[[Request], None] = lambda _: None
         self._lengths: list[int] = []  # cached positions by slot: all tokens but the last
         self._seeds = random.Random(seed)
         self.forced_length, self._coin = forced_length, random.Random(seed)
@@ -345,6 +347,7 @@ class Engine:
 
     def _close(self, request: Request) -> None:
         """Count a finished request, then hand out its last delta: who has it finds all counted."""
+        self.on_close(request)
         self.metrics.observe_finish(request, time.perf_counter())
         self._set_gauges()
         request.emit()

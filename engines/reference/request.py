@@ -56,7 +56,8 @@ class Request:
     """A request on its way through the engine. The engine's thread alone changes it.
 
     `on_delta` is called from that thread after every step that gave output, or once at the end
-    when `stream` is False. `cancelled` may be set from any thread.
+    when `stream` is False. `cancelled` may be set from any thread. `name` is the client's own id,
+    where it gave one.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class Request:
         tokenizer: Tokenizer | None = None,
         on_delta: Callable[[Delta], None] | None = None,
         stream: bool = True,
+        name: str | None = None,
     ) -> None:
         self.number = next(_ids)
+        self.name = name or f"request-{self.number}"
         self.prompt, self.params = prompt, params
         self.on_delta, self.stream = on_delta, stream
         self.cancelled = False

@@ -109,7 +109,7 @@ class Service:
             return failure(f"the body is not JSON: {error}")
         except RequestError as error:
             return failure(str(error), status=error.status, param=error.param)
-        return EngineResponse(self.engine, job)
+        return EngineResponse(self.engine, job, name=http.headers.get("x-request-id"))
 
 
 async def _body(http: HttpRequest) -> bytes:
@@ -125,9 +125,9 @@ async def _body(http: HttpRequest) -> bytes:
 class EngineResponse(Response):
     """Submits a job once the answer is wanted, and cancels it when the client goes away."""
 
-    def __init__(self, engine: Engine, job: Job) -> None:
+    def __init__(self, engine: Engine, job: Job, *, name: str | None = None) -> None:
         super().__init__()
-        self.engine, self.job = engine, job
+        self.engine, self.job, self.name = engine, job, name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, watching for the client's disconnection all the while."""
@@ -145,6 +145,7 @@ class EngineResponse(Response):
             tokenizer=self.engine.tokenizer,
             on_delta=hand_over,
             stream=job.stream,
+            name=self.name,
         )
         assert self.engine.tokenizer is not None
         answer = Answer(job, request, self.engine.tokenizer)

@@ -30,7 +30,12 @@ class TraceStep:
     target's token behind the last valid row. `drafts` int64 [k]: what was then proposed.
 
     A prompt that goes through in chunks has a step for each; only the last chunk's has drafts,
-    elsewhere they are empty and `next_token` is None.
+    elsewhere they are empty and `next_token` is None. The step in which a request ended has no
+    drafts where the engine did not ask the drafter any more; its valid rows may go beyond the
+    output's end, where accepted drafts stood behind it.
+
+    The reference engine hands over a prompt alone and drafts for all running requests at once:
+    `batch` is then the most requests in one of the two.
     """
 
     request: str

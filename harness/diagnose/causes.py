@@ -19,6 +19,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     `family`: causes that no experiment can tell apart from outside have the same. `seen`: upstream
     threads that tell of it. `fixable`: `--fix` can write the corrected checkpoint or plan.
+    `settles`: the experiment that would prove it. `prior`: how often it is met, as a logarithm of
+    odds; small, so that it only decides where the evidence for two causes is the same.
     """
 
     title: str
@@ -27,6 +29,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     family: str | None = None
     seen: tuple[str, ...] = ()
     fixable: bool = False
+    settles: str = ""
+    prior: float = 0.0
 
 
 CAUSES: dict[str, Cause] = msgspec.toml.decode(

@@ -31,6 +31,10 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     extra_args: tuple[str, ...] = ()
     extra_env: dict[str, str] = msgspec.field(default_factory=dict)
+    kv_cache_gib: float | None = None
+    threads: int | None = None
+    trust_remote_code: bool = False
+    startup_deadline_s: float = 600.0
     url: str | None = None
     run: str | None = None
     trained_target: str | None = None
@@ -124,6 +128,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """Greedy answers equal to the target's own, token for token."""
     counted_otherwise: DraftCounts | None = None
     """What the trace counts, where that is not what the engine's counters say."""
+    in_run: Length | None = None
+    """What the stored run that is diagnosed was accepted, on its own prompts and at its load."""
 
 
 class TargetParity(msgspec.Struct, frozen=True, kw_only=True):

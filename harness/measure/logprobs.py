@@ -72,30 +72,65 @@ class LogprobReader:
             pass
         return self._native(prefix)
 
+    def scored(self, ids: Sequence[int]) -> list[float | None]:
+        """The log-probability of each token of a text, given those before it; None of the first."""
+        try:
+            body = self._completion(list(ids), 1, logprobs=1, prompt_logprobs=0)
+            entries = _first_choice(body)["prompt_logprobs"]
+            found = [None if e is None else _own(e, i) for e, i in zip(entries, ids, strict=True)]
+        except (NoLogprobs, *SHAPE_ERRORS):
+            told = self._generate(ids, 1, logprob_start_len=0)
+            try:
+                entries = told["meta_info"]["input_token_logprobs"]
+                found = [None if e[0] is None else float(e[0]) for e in entries]
+            except SHAPE_ERRORS:
+                raise NoLogprobs("it does not score a prompt's tokens") from None
+        if len(found) != len(ids) or not all(p is None or math.isfinite(p) for p in found):
+            raise NoLogprobs("it does not score every token of a prompt")
+        return found
+
+    def continued(self, prefix: Sequence[int], tokens: int) -> tuple[list[int], list[float]]:
+        """The greedy continuation of token ids: its ids and their log-probabilities."""
+        try:
+            told = _first_choice(self._completion(list(prefix), tokens, logprobs=1))["logprobs"]
+            names = [str(name) for name in told["tokens"]]
+            if names and all(name.startswith(AS_ID) for name in names):
+                ids = [int(name.removeprefix(AS_ID)) for name in names]
+                return ids, [float(p) for p in told["token_logprobs"]]
+        except (NoLogprobs, *SHAPE_ERRORS):
+            pass
+        body = self._generate(prefix, tokens)
+        try:
+            entries = body["meta_info"]["output_token_logprobs"]
+            return [int(e[1]) for e in entries], [float(e[0]) for e in entries]
+        except SHAPE_ERRORS:
+            raise NoLogprobs("it names no token ids with its log-probabilities") from None
+
     def _native(self, prefix: Sequence[int]) -> dict[int, float]:
         """SGLang's own endpoint, which names tokens by their ids."""
-        told = self._post(
-            "/generate",
-            {
-                "input_ids": list(prefix),
-                "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-                "return_logprob": True,
-                "top_logprobs_num": TOP_AT_A_TIE,
-            },
-        )
+        told = self._generate(prefix, 1, top_logprobs_num=TOP_AT_A_TIE)
         try:
             first = told["meta_info"]["output_top_logprobs"][0]
             return {int(entry[1]): float(entry[0]) for entry in first}
         except SHAPE_ERRORS:
             raise NoLogprobs("it names no token ids with its log-probabilities") from None
 
-    def _completion(self, prompt: str | list[int], tokens: int, *, logprobs: int) -> dict[str, Any]:
+    def _generate(self, ids: Sequence[int], tokens: int, **more: int) -> dict[str, Any]:
+        """An answer of SGLang's own endpoint, with log-probabilities."""
+        sampling = {"max_new_tokens": tokens, "temperature": 0}
+        asked = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True}
+        return self._post("/generate", {**asked, **more})
+
+    def _completion(
+        self, prompt: str | list[int], tokens: int, *, logprobs: int, **more: int
+    ) -> dict[str, Any]:
         body = {
             "model": self._model,
             "prompt": prompt,
             "max_tokens": tokens,
             "temperature": 0,
             "logprobs": logprobs,
+            **more,
         }
         if not isinstance(prompt, str):
             body["return_tokens_as_token_ids"] = True
@@ -126,6 +161,11 @@ def _first_choice(body: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(choice, dict):
         raise NoLogprobs("its answer holds no choice")
     return choice
+
+
+def _own(entry: dict[str, Any], token: int) -> float:
+    """The prompt's token's own log-probability, among the alternatives told with it."""
+    return float(entry[str(token)]["logprob"])
 
 
 def _best(top: Any) -> dict[str, float]:

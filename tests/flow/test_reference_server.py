@@ -24,7 +24,7 @@ from engines.process import free_port
 from engines.reference.adapter import ReferenceAdapter
 from harness.analyse.requests import past_end
 from harness.measure.columns import Drafts, Ints
-from harness.serving import read_acceptance_of
+from harness.measure.told import read_acceptance_of
 
 VOCAB = 300
 PROMPT = {"prompt": "hello", "temperature": 0, "max_tokens": 20, "return_token_ids": True}

@@ -14,7 +14,7 @@ from harness.attach import Served, served_models
 from harness.measure import fetch as fetch_module
 from harness.measure.counters import CounterReader
 from harness.measure.fetch import FetchError, fetch
-from harness.serving import read_acceptance_of
+from harness.measure.told import read_acceptance_of
 
 NAME = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 

@@ -144,3 +144,54 @@ def test_a_gap_is_none_or_not_negative(
     assert gap is None or gap >= 0
     if one in best and other in best:
         assert gap == gap_of(best, (other, one), bound)
+
+
+def completion(**choice: Any) -> dict[str, Any]:
+    return {"choices": [choice]}
+
+
+def test_a_prompt_is_scored_in_vllms_form() -> None:
+    seen: list[dict[str, Any]] = []
+    entries = [None, {"7": {"logprob": -0.5}, "3": {"logprob": -0.1}}, {"9": {"logprob": -2.0}}]
+    answer = (200, completion(prompt_logprobs=entries))
+    assert reader(lambda path, body: answer, seen).scored([5, 7, 9]) == [None, -0.5, -2.0]
+    assert seen[0]["prompt_logprobs"] == 0
+    assert seen[0]["prompt"] == [5, 7, 9]
+
+
+def test_a_prompt_is_scored_in_sglangs_form() -> None:
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path != "/generate":
+            return 200, completion(text="", logprobs=None)
+        assert body["logprob_start_len"] == 0
+        told = [[None, 5, None], [-0.25, 7, None]]
+        return 200, {"meta_info": {"input_token_logprobs": told}}
+
+    assert reader(answer).scored([5, 7]) == [None, -0.25]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [[None], [None, {"8": {"logprob": -1.0}}], [None, {"7": {"logprob": float("nan")}}], "x", None],
+)
+def test_a_score_that_is_not_of_every_token_is_none(entries: Any) -> None:
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return (404, {}) if path == "/generate" else (200, completion(prompt_logprobs=entries))
+
+    with pytest.raises(NoLogprobs):
+        reader(answer).scored([5, 7])
+
+
+def test_a_continuation_has_ids_and_log_probabilities_in_both_forms() -> None:
+    scored = {"tokens": ["token_id:4", "token_id:6"], "token_logprobs": [-0.5, -1.5]}
+    first = reader(lambda path, body: (200, completion(logprobs=scored)))
+    assert first.continued([1, 2], 2) == ([4, 6], [-0.5, -1.5])
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path != "/generate":
+            named = {"tokens": [" a", " b"], "token_logprobs": [-0.5, -1.5]}
+            return 200, completion(logprobs=named)
+        told = {"output_token_logprobs": [[-0.5, 4, None], [-1.5, 6, None]]}
+        return 200, {"meta_info": told}
+
+    assert reader(answer).continued([1, 2], 2) == ([4, 6], [-0.5, -1.5])

@@ -30,7 +30,7 @@ from engines.reference.sampling import SamplingParams
 from engines.reference.tokenizer import Tokenizer
 from harness.analyse.requests import past_end
 from harness.measure.columns import Drafts, Ints
-from harness.serving import read_acceptance_of
+from harness.measure.told import read_acceptance_of
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 LENGTHS = (1, 2, 17, 40, 90)

@@ -55,7 +55,7 @@ def walk_offline(
     begun = time.perf_counter()
     length = _length(target, context + k + 1)
     engine = load_engine(target, dtype=dtype, max_len=length, slots=min(SLOTS, len(held)))
-    head = _sharing(drafter, engine)
+    head = sharing(drafter, engine)
     known = answers(engine, held, k)
     walked: dict[str, Walked] = {}
     right = scored = 0
@@ -84,11 +84,14 @@ def _length(target: Path, wanted: int) -> int:
     return min(wanted, read_config(target).max_positions)
 
 
-def _sharing(path: Path, engine: Engine) -> Eagle3Drafter:
-    """The drafter as it is walked, with the target's embedding and head where it has none."""
+def sharing(path: Path, engine: Engine, target: Path | None = None) -> Eagle3Drafter:
+    """The drafter as it is walked, with the target's embedding and head where it has none.
+
+    `target` as for `drafters.checkpoint.load`. Raises `DrafterError`.
+    """
     from drafters.checkpoint import load
 
-    head, model = load(path), engine.model
+    head, model = load(path, target), engine.model
     head.share(
         embeddings=None if head.owns_embeddings else model.embedding,
         lm_head=None if head.owns_lm_head else model.head.weight.t(),
@@ -106,9 +109,14 @@ def answers(engine: Engine, held: Sequence[HeldOut], k: int) -> list[Known]:
     made = iter(_generate(engine, prompts, limits, "evaluate: greedy answers", ignore_eos=False))
     whole = [answer if answer is not None else next(made) for answer in given]
     ends = [[*h.token_ids, *answer] for h, answer in zip(held, whole, strict=True)]
+    tails = beyond(engine, ends, k)
+    return [Known(h, a, b) for h, a, b in zip(held, whole, tails, strict=True)]
+
+
+def beyond(engine: Engine, ends: list[list[int]], k: int) -> list[list[int]]:
+    """At most k tokens that the target would go on with, whatever ended the texts `ends`."""
     rooms = [min(k, engine.max_len - len(tokens)) for tokens in ends]
-    beyond = _generate(engine, ends, rooms, "evaluate: beyond their ends", ignore_eos=True)
-    return [Known(h, a, b) for h, a, b in zip(held, whole, beyond, strict=True)]
+    return _generate(engine, ends, rooms, "evaluate: beyond their ends", ignore_eos=True)
 
 
 def _proved(engine: Engine, held: HeldOut) -> list[int] | None:

@@ -1,0 +1,107 @@
+"""Read a trace back from its folder (`engines/trace/plugin/trace_files.py` says what lies there).
+
+A trace outlives what cost it a file: what cannot be read is left out and told.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engines.base import EngineUsageError
+from engines.trace.base import TraceStep
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# cmpl-<client's id>-<index of the prompt>[-<random>] and chatcmpl-<client's id>[-<random>]
+_VLLM_COMPLETION = re.compile(r"^cmpl-(?P<id>.+?)-\d+(?:-[0-9a-f]{8})?$")
+_VLLM_CHAT = re.compile(r"^chatcmpl-(?P<id>.+?)(?:-[0-9a-f]{8})?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """All steps by the client's request id, in order, and the files that could not be read."""
+
+    steps: dict[str, list[TraceStep]]
+    problems: tuple[str, ...]
+
+
+def read_trace(folder: Path) -> dict[str, list[TraceStep]]:
+    """The steps of every request by the client's request id, in order.
+
+    Raises `EngineUsageError` where there is no such folder, or no call in it can be read.
+    """
+    trace = read_whole(folder)
+    if not trace.steps:
+        why = f": {trace.problems[0]}" if trace.problems else "; the engine wrote no call into it"
+        raise EngineUsageError(f"{folder}: no trace of a drafter can be read{why}")
+    return trace.steps
+
+
+def read_whole(folder: Path) -> Trace:
+    """As `read_trace`, with what could not be read; an empty folder has no steps."""
+    if not folder.is_dir():
+        raise EngineUsageError(f"{folder}: there is no such folder of a trace")
+    steps: dict[str, list[TraceStep]] = defaultdict(list)
+    problems = []
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            found = read_call(path)
+        except Exception as error:  # whatever a damaged file makes of its reader
+            problems.append(f"{path.name}: {type(error).__name__}: {error}")
+            continue
+        for step in found:
+            steps[step.request].append(step)
+    return Trace(steps=dict(steps), problems=tuple(problems))
+
+
+def read_call(path: Path) -> list[TraceStep]:
+    """The steps of one file. Raises whatever a damaged file makes of its reader, ValueError."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        told = json.loads((file.metadata() or {})["call"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    lengths = tensors["lengths"].tolist()
+    for name in ("positions", "token_ids", "aux"):
+        if len(tensors[name]) != sum(lengths):
+            raise ValueError(f"{len(tensors[name])} {name} for {sum(lengths)} rows")
+    rows = [tensors[name].split(lengths) for name in ("positions", "token_ids", "aux")]
+    singles = [tensors[name] for name in ("valid", "next_token", "drafts", "proposed")]
+    of_request = zip(told["requests"], *rows, *singles, strict=True)
+    return [_step(told, *parts) for parts in of_request]
+
+
+def _step(
+    told: dict[str, Any], request: dict[str, Any], positions: Tensor, ids: Tensor, aux: Tensor,
+    valid: Tensor, next_token: Tensor, drafts: Tensor, proposed: Tensor,
+) -> TraceStep:  # fmt: skip
+    if not 0 <= int(valid) <= len(positions):
+        raise ValueError(f"{int(valid)} of {len(positions)} rows are valid")
+    return TraceStep(
+        request=client_id(request["request"]),
+        step=int(request["step"]),
+        call=int(told["call"]),
+        batch=int(told["batch"]),
+        kind=request["kind"],
+        positions=positions,
+        token_ids=ids,
+        aux=aux.float(),
+        valid=int(valid),
+        next_token=None if int(next_token) < 0 else int(next_token),
+        drafts=drafts[: int(proposed)],
+    )
+
+
+def client_id(engine_id: str) -> str:
+    """The client's own id of a request, from the name that vLLM makes of it."""
+    for pattern in (_VLLM_COMPLETION, _VLLM_CHAT):
+        found = pattern.match(engine_id)
+        if found:
+            return found["id"]
+    return engine_id

@@ -1,0 +1,146 @@
+"""The command `diagnose`: parses, calls, prints."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness import parameters
+from harness.ending import complain, tell_engine_failure
+from harness.errors import UsageError
+from harness.options import parse_urls
+
+if TYPE_CHECKING:
+    from harness.diagnose.story import Outcome
+
+
+def register(app: typer.Typer) -> None:
+    """Put the command on the command line."""
+    app.command()(diagnose)
+
+
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="EXPERIMENT", help="Make these alone; repeat it."),
+]
+Skip = Annotated[
+    list[str] | None,
+    typer.Option("--skip", metavar="EXPERIMENT", help="Leave this one out; repeat it."),
+]
+
+
+def diagnose(
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="A stored run: what it served is diagnosed."),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="reference, vllm, sglang or openai.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="A profile's name, or a TOML file.")
+    ] = None,
+    set_: parameters.Sets = None,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A running server's root; it writes no trace."),
+    ] = None,
+    prompts: Annotated[
+        int, typer.Option(min=2, max=1000, metavar="N", help="How many prompts are asked.")
+    ] = 12,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder is made in DIR/diagnose.")
+    ] = Path("results"),
+    fix: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write the corrected checkpoint or plan there, and prove it."
+        ),
+    ] = None,
+    trained_target: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The target that the drafter was trained for."),
+    ] = None,
+    trained_on: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The drafter's training samples: tells overfitting."),
+    ] = None,
+    only: Names = None,
+    skip: Skip = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the diagnosis as JSON, not as text.")
+    ] = False,
+) -> None:
+    """Say why a drafter is accepted less than it should be. Exit 1 if it is.
+
+    With no options: the demo. Exit 0: nothing is wrong; 4: too little was seen to say.
+    """
+    if run is not None and profile is not None:
+        raise UsageError("--profile: a stored run has its own plan; change it with --set")
+    if fix is not None and fix.exists() and (not fix.is_dir() or any(fix.iterdir())):
+        raise UsageError(f"--fix {fix}: exists already; name a new folder")
+    from harness.diagnose.story import check_names
+    from harness.diagnose.story import run as do_diagnose
+    from harness.diagnose.subjects import Asked, case_of, folder_for
+    from harness.prepare import Request
+    from harness.progress import make_progress
+    from harness.run import check_out
+
+    check_names(only or (), "--only")
+    check_names(skip or (), "--skip")
+    check_out(out)
+    urls = parse_urls([url] if url else [])
+    default = () if run is not None else (("openai",) if urls else ("reference",))
+    request = Request(
+        engines=(engine,) if engine else default,
+        profile=profile,
+        urls={"speculative": next(iter(urls.values()))} if urls else {},
+        sets=tuple(set_ or ()),
+        variants=("speculative",),
+        out=out,
+        command=("python", "-m", "harness", *sys.argv[1:]),
+    )
+    asked = Asked(
+        run=run,
+        request=request,
+        prompts=prompts,
+        trained_target=trained_target,
+        trained_on=trained_on,
+        only=tuple(only or ()),
+        skip=tuple(skip or ()),
+    )
+    with make_progress() as progress:
+        case = case_of(asked)
+        for line in case.said:
+            progress.say(line)
+        folder = folder_for(case, progress)
+        progress.say(f"writing to {folder}")
+        ended = do_diagnose(
+            case.subject, case.prompts, folder, progress=progress, options=case.options
+        )
+    finish(ended, as_json)
+
+
+def finish(ended: Outcome, as_json: bool) -> None:
+    """Print the diagnosis, then leave with its exit code."""
+    from harness.diagnose.explain import to_markdown
+    from harness.diagnose.folders import PAGE
+    from harness.measure.store import to_json
+
+    if as_json:
+        sys.stdout.write(to_json(ended.diagnosis).decode())
+    else:
+        sys.stdout.write(to_markdown(ended.dossier, ended.diagnosis).rstrip("\n") + "\n")
+    sys.stdout.flush()
+    if ended.failure is not None:
+        tell_engine_failure(ended.failure)
+    if ended.exit_code == 4:
+        complain(f"void, nothing can be said: {ended.void}")
+    page = ended.folder / PAGE
+    if page.exists():
+        print(f"page: {page}", file=sys.stderr, flush=True)
+    print(ended.folder, file=sys.stderr if as_json else sys.stdout, flush=True)
+    raise typer.Exit(ended.exit_code)

@@ -1,0 +1,403 @@
+"""Questions to the engine that is diagnosed: started with a trace, or running already.
+
+Prompts go as token ids to the completions endpoint, so that every engine sees the same tokens. A
+request's id goes with it, and the trace names its steps by it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from engines.base import Adapter, EngineFailed, ServeSpec
+from engines.catalog import adapter as adapter_named
+from engines.process import EngineProcess, free_port
+from harness.diagnose.experiments.log_facts import log_facts
+from harness.diagnose.records import Subject
+from harness.errors import one_line
+from harness.load.drive import Driven, drive
+from harness.load.prompts.prompt import Prompt
+from harness.load.slices import Tally
+from harness.load.streaming.client import Asking
+from harness.load.streaming.plain import plain_client
+from harness.measure.counters import CounterReader, CounterWindow
+from harness.measure.logprobs import LogprobReader
+from harness.measure.told import read_acceptance_of
+from harness.plan.schema import ClientSection, SamplingSection
+from harness.records import DraftCounts, LoadPoint, RequestRecord
+
+if TYPE_CHECKING:
+    from engines.trace.base import TraceStep
+
+SERVED = "target"
+"""The target's name in an engine that is started here."""
+LONGEST_CONTEXT = 4096
+SEQUENCES = 16
+TIMEOUT_S = 600.0
+GONE = "the engine is gone"
+_ID_FIELDS = {"reference": "request_id", "vllm": "request_id", "sglang": "rid"}
+"""The request field that carries the client's own id."""
+
+
+class Telling(Protocol):
+    """What an experiment says while it works (`harness.progress.Progress` is one)."""
+
+    def stage(self, text: str) -> None:
+        """What is being done now."""
+
+    def cell(self, title: str, total: int | None) -> None:
+        """Requests begin."""
+
+    def tally(self, tally: Tally) -> None:
+        """How far they are."""
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server that runs already is reached: the model's name there, and the way to it."""
+
+    model: str = SERVED
+    api_key: str | None = None
+    client: ClientSection = ClientSection()
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt in tokens. `name` is the same for the same prompt, however often it is asked."""
+
+    name: str
+    token_ids: tuple[int, ...]
+    category: str | None = None
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """How questions are asked. `name` says what for: `alone`, `batched`, `repeated`, `sampled`."""
+
+    name: str
+    concurrency: int = 1
+    temperature: float = 0.0
+    max_tokens: int = 64
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. `request` is its id, `steps[i]` how many drafts verify step i accepted."""
+
+    request: str
+    question: str
+    category: str | None = None
+    prompt_tokens: int
+    token_ids: tuple[int, ...] = ()
+    counts: DraftCounts | None = None
+    steps: tuple[int, ...] | None = None
+    sent_ns: int | None = None
+    error: str | None = None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What one round of questions brought.
+
+    `counters`: the server's own, differenced. `trace`: the folder of the trace, None where the
+    engine wrote none.
+    """
+
+    way: Way
+    answers: tuple[Answered, ...]
+    counters: DraftCounts | None = None
+    trace: str | None = None
+    log_facts: dict[str, str] = {}
+
+    @property
+    def ok(self) -> tuple[Answered, ...]:
+        """Those that were answered."""
+        return tuple(a for a in self.answers if a.error is None)
+
+
+def ask(
+    subject: Subject,
+    prompts: Sequence[Sequence[int]],
+    folder: Path,
+    *,
+    way: Way,
+    traced: bool = True,
+    progress: Telling,
+) -> Asked:
+    """Launch or attach, ask every prompt once, and end what was launched.
+
+    Raises `EngineFailed`, `EngineUsageError`.
+    """
+    with serving(subject, folder, traced=traced, progress=progress) as server:
+        return server.ask(questions_of(prompts), way, progress)
+
+
+def questions_of(prompts: Sequence[Sequence[int]]) -> list[Question]:
+    """Prompts by their place."""
+    return [Question(name=f"{i:03d}", token_ids=tuple(ids)) for i, ids in enumerate(prompts)]
+
+
+class Server:
+    """An engine that answers. `trace`: the folder it writes its steps into."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        url: str,
+        access: Access,
+        *,
+        gone: Callable[[], str | None] = lambda: None,
+        trace: Path | None = None,
+        log: Path | None = None,
+    ) -> None:
+        self.adapter, self.url, self.access = adapter, url, access
+        self.gone, self.trace, self.log = gone, trace, log
+
+    def ask(self, questions: Sequence[Question], way: Way, progress: Telling) -> Asked:
+        """Ask each question once, `way.concurrency` at a time. Raises `EngineFailed`."""
+        ids = [f"{way.name}-{i:03d}-{secrets.token_hex(4)}" for i in range(len(questions))]
+        client = plain_client(self.url, self.access.client, self.access.api_key)
+        reader = CounterReader(self.adapter, self.url, client)
+        try:
+            window = CounterWindow(reader)
+            driven = self._drive(questions, way, ids, progress)
+            window.close()
+        finally:
+            reader.close()
+        if driven.interrupted is not None:
+            raise EngineFailed(f"{self.adapter.name}: {driven.interrupted}", phase="serving")
+        asked = Asked(
+            way=way,
+            answers=tuple(answered(r, questions[r.index], ids[r.index]) for r in driven.records),
+            counters=window.difference().delta,
+            trace=None if self.trace is None else str(self.trace),
+            log_facts=self.facts(),
+        )
+        if not asked.ok:
+            reason = next((a.error for a in asked.answers if a.error), "no answer")
+            raise EngineFailed(
+                f"{self.adapter.name}: no prompt was answered: {reason}", phase="serving"
+            )
+        return asked
+
+    def facts(self) -> dict[str, str]:
+        """What the engine's log says; nothing of a server that was not started here."""
+        if self.log is None or not self.log.is_file():
+            return {}
+        return log_facts(self.log.read_text("utf-8", "replace"))
+
+    @contextmanager
+    def logprobs(self) -> Iterator[LogprobReader]:
+        """Asks for log-probabilities."""
+        with plain_client(self.url, self.access.client, self.access.api_key) as http:
+            yield LogprobReader(http, self.url, self.access.model)
+
+    def _drive(
+        self, questions: Sequence[Question], way: Way, ids: Sequence[str], progress: Telling
+    ) -> Driven:
+        field = _ID_FIELDS.get(self.adapter.name)
+        prompts = [
+            Prompt(
+                id=question.name,
+                category=question.category,
+                token_ids=question.token_ids,
+                sampling={} if field is None else {field: request},
+            )
+            for question, request in zip(questions, ids, strict=True)
+        ]
+        concurrency = min(way.concurrency, len(prompts))
+        progress.cell(f"asking {self.adapter.name}: {way.name}", len(prompts))
+        return drive(
+            self._asking(way),
+            prompts,
+            LoadPoint(mode="closed", concurrency=concurrency, num_requests=len(prompts)),
+            cell_id=way.name,
+            seed=0,
+            engine_gone=self.gone,
+            on_tally=progress.tally,
+            workers=1,
+            read_acceptance=lambda payloads: read_acceptance_of(self.adapter, payloads),
+        )
+
+    def _asking(self, way: Way) -> Asking:
+        extra: dict[str, Any] = dict(
+            self.adapter.request_fields(speculative=True, endpoint="completions")
+        )
+        # A seed, so that the same question asked again is answered the same at any temperature.
+        seed = 0 if way.temperature > 0 else None
+        return Asking(
+            url=self.url,
+            model=self.access.model,
+            endpoint="completions",
+            max_tokens=way.max_tokens,
+            sampling=SamplingSection(temperature=way.temperature, seed=seed),
+            timeout_s=TIMEOUT_S,
+            api_key=self.access.api_key,
+            extra=extra,
+            client=self.access.client,
+        )
+
+
+def answered(record: RequestRecord, question: Question, request: str) -> Answered:
+    """A request's record, as far as the diagnosis needs it."""
+    counts = record.acceptance
+    steps = counts.steps if counts is not None else None
+    return Answered(
+        request=request,
+        question=question.name,
+        category=question.category,
+        prompt_tokens=len(question.token_ids),
+        token_ids=record.token_ids or (),
+        counts=None if counts is None else msgspec.structs.replace(counts, steps=None),
+        steps=steps if steps is not None else _chunks(record),
+        sent_ns=record.sent_ns,
+        error=record.error if record.status != "ok" else None,
+    )
+
+
+def _chunks(record: RequestRecord) -> tuple[int, ...] | None:
+    """Accepted drafts a step by the chunks that came: every chunk after the first is a step.
+
+    None where they do not add up to what the engine counted, as where it merged steps.
+    """
+    chunks, counts = record.chunk_tokens, record.acceptance
+    if not chunks or any(tokens is None or tokens < 1 for tokens in chunks):
+        return None
+    steps = tuple(tokens - 1 for tokens in chunks[1:])
+    if counts is not None and (len(steps), sum(steps)) != (counts.drafts, counts.accepted):
+        return None
+    return steps
+
+
+@contextmanager
+def serving(
+    subject: Subject,
+    folder: Path,
+    *,
+    traced: bool = True,
+    access: Access | None = None,
+    progress: Telling,
+) -> Iterator[Server]:
+    """The subject's engine; one that is started here is gone when the block ends.
+
+    Its log, its trace and its small files go to a new folder in `folder`. Raises `EngineFailed`,
+    `EngineUsageError`.
+    """
+    adapter = adapter_named(subject.engine)
+    if subject.url is not None:
+        yield Server(adapter, subject.url.rstrip("/"), access or Access())
+        return
+    place = _new_folder(folder)
+    spec = spec_of(subject, free_port())
+    trace: Path | None = None
+    if traced and subject.engine in _ID_FIELDS:
+        from engines.trace.launch import traced as with_trace
+
+        trace = place / "trace"
+        trace.mkdir()
+        spec = with_trace(subject.engine, spec, trace)
+
+    def on_phase(phase: str, elapsed_s: float) -> None:
+        progress.stage(f"starting {adapter.name}: {phase}")
+
+    log = place / "engine.log"
+    with EngineProcess(
+        adapter,
+        spec,
+        workdir=place / "work",
+        log_path=log,
+        deadline_s=subject.startup_deadline_s,
+        on_phase=on_phase,
+    ) as process:
+        process.start()
+        process.wait_ready()
+        if trace is not None:
+            from engines.trace.launch import begin
+
+            begin(subject.engine, process.base_url, trace)
+        yield Server(
+            adapter,
+            process.base_url,
+            Access(),
+            gone=lambda: None if process.alive() else GONE,
+            trace=trace,
+            log=log,
+        )
+        if not process.alive():
+            raise process.failure()
+
+
+def spec_of(subject: Subject, port: int) -> ServeSpec:
+    """What the subject asks its engine to serve."""
+    return ServeSpec(
+        target=Path(subject.target),
+        served_name=SERVED,
+        port=port,
+        drafter=Path(subject.drafter),
+        k=subject.k,
+        dtype=subject.dtype,
+        max_model_len=subject.max_model_len or context_of(Path(subject.target)),
+        max_num_seqs=subject.max_num_seqs or SEQUENCES,
+        kv_cache_gib=subject.kv_cache_gib,
+        tensor_parallel=subject.tensor_parallel,
+        device=subject.device,
+        threads=subject.threads,
+        trust_remote_code=subject.trust_remote_code,
+        temperature=subject.temperature if samples(subject) else 0.0,
+        extra_args=subject.extra_args,
+        extra_env=dict(subject.extra_env),
+    )
+
+
+def samples(subject: Subject) -> bool:
+    """Whether the engine verifies at a temperature at all: SGLang on a CPU does not."""
+    return not (subject.engine == "sglang" and subject.device == "cpu")
+
+
+def context_of(target: Path) -> int:
+    """The target's own context, at most `LONGEST_CONTEXT`."""
+    from engines.capture.target import capture_target
+
+    return min(LONGEST_CONTEXT, capture_target(target).max_positions)
+
+
+def with_arguments(subject: Subject, *arguments: str, **env: str) -> Subject:
+    """The same subject served with more arguments, behind its own."""
+    return msgspec.structs.replace(
+        subject,
+        extra_args=(*subject.extra_args, *arguments),
+        extra_env={**subject.extra_env, **env},
+    )
+
+
+def traces(rounds: Sequence[Asked]) -> dict[str, list[TraceStep]]:
+    """The traced steps of these rounds' requests, by request; empty where nothing was traced."""
+    from engines.trace.read import read_trace
+
+    wanted = {answer.request for asked in rounds for answer in asked.ok}
+    found: dict[str, list[TraceStep]] = {}
+    for folder in dict.fromkeys(asked.trace for asked in rounds if asked.trace is not None):
+        told = read_trace(Path(folder))
+        found.update({request: steps for request, steps in told.items() if request in wanted})
+    return found
+
+
+def why_untraced(subject: Subject) -> str | None:
+    """Why this engine writes no trace; None where it does."""
+    if subject.url is not None:
+        return "a server that runs already writes no trace: let the harness start the engine"
+    if subject.engine not in _ID_FIELDS:
+        return f"{one_line(subject.engine, 40)} writes no trace"
+    return None
+
+
+def _new_folder(folder: Path) -> Path:
+    """A folder of this start's own below `folder`: a start that failed leaves its log."""
+    for number in range(1, 10_000):
+        place = folder / f"engine-{number}"
+        try:
+            place.mkdir(parents=True)
+            return place.absolute()
+        except FileExistsError:
+            continue
+    raise EngineFailed(f"{folder}: too many starts; remove the folder")

@@ -1,0 +1,73 @@
+"""Counts by prompt as the dossier keeps them: pooled, with intervals whose unit is the prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analyse.ratio import CONFIDENCE, ratio, share
+from harness.analyse.statistics import t_quantile
+from harness.diagnose.records import Length, Proportion
+from harness.measure.metrics import pool
+from harness.records import DraftCounts
+
+
+def length(counts: Sequence[DraftCounts], k: int) -> Length:
+    """The acceptance length of each prompt's counts, pooled; k drafts a step."""
+    told = [each for each in counts if each.drafts]
+    total = pool(told) if told else DraftCounts(drafts=0, drafted=0, accepted=0)
+    assert total is not None
+    accepted = np.array([each.accepted for each in told], dtype=float)
+    drafts = np.array([each.drafts for each in told], dtype=float)
+    found = ratio(accepted, drafts, offset=1, most=k + 1)
+    return Length(
+        counts=total, prompts=len(told), length=found.value, low=found.low, high=found.high
+    )
+
+
+def proportion(hits: Sequence[float], of: Sequence[float]) -> Proportion:
+    """Each prompt's hits and trials, pooled."""
+    y, x = np.array(hits, dtype=float), np.array(of, dtype=float)
+    found = share(y, x)
+    return Proportion(hits=int(y.sum()), of=int(x.sum()), low=found.low, high=found.high)
+
+
+def by_group(
+    hits: NDArray[np.bool_], group: NDArray[np.int64], chosen: NDArray[np.bool_] | None = None
+) -> Proportion | None:
+    """Trials [N] or [N, k], true where they hit, of prompts `group` [N]; None without a trial."""
+    if chosen is not None:
+        hits, group = hits[chosen], group[chosen]
+    if not hits.size:
+        return None
+    each = 1 if hits.ndim == 1 else hits.shape[1]
+    found = hits if hits.ndim == 1 else hits.sum(axis=1)
+    y = np.bincount(group, weights=found)
+    x = np.bincount(group) * each
+    return proportion(y, x)
+
+
+def paired_gain(
+    mine: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]
+) -> tuple[float, float | None, float | None]:
+    """sum(y)/sum(x) of `mine` less that of `other`, pairs (y, x) by prompt; and its interval.
+
+    The variance is that of cluster sampling by linearisation (W. G. Cochran, Sampling Techniques
+    (1977), section 6.4), of the two ratios' residuals prompt by prompt: what is common to both
+    ways to run a drafter over one prompt cancels. Student's t over the prompts.
+    """
+    (ya, xa), (yb, xb) = (np.array(pairs, dtype=float).T for pairs in (mine, other))
+    if not xa.sum() or not xb.sum():
+        return 0.0, None, None
+    ra, rb = ya.sum() / xa.sum(), yb.sum() / xb.sum()
+    n = len(xa)
+    if n < 2:
+        return float(ra - rb), None, None
+    off = (ya - ra * xa) / xa.sum() - (yb - rb * xb) / xb.sum()
+    half = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * math.sqrt(
+        n / (n - 1) * float(np.square(off).sum())
+    )
+    return float(ra - rb), float(ra - rb - half), float(ra - rb + half)

@@ -1,0 +1,195 @@
+"""Acceptance at a temperature: what the engine accepted beside what the distributions imply.
+
+With p the target's distribution and q the drafter's, a draft drawn from q is accepted with
+probability sum(min(p, q)), and one that is the drafter's likeliest with p(argmax q). Further drafts
+count only where all before were accepted. The text was drawn from p, so that sums over drafts
+become means over the text: sum over x of min(p, q)(x) f(x) = E[min(1, q(x) / p(x)) f(x)].
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.analyse.ratio import ratio
+from harness.diagnose.experiments.asking import Answered, Asked
+from harness.diagnose.experiments.known import Knowledge, batch_of
+from harness.diagnose.experiments.lengths import share_of
+from harness.diagnose.experiments.observed import accepted_steps, length_in
+from harness.diagnose.records import Proportion, Sampling
+from harness.findings import Estimate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engines.trace.base import TraceStep
+
+MOSTLY = 0.95
+"""Drafts are the likeliest tokens if so many of them are."""
+Traces = Mapping[str, Sequence["TraceStep"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A verify step: its newest known token is at `newest` of row `row`; `drafts` as traced."""
+
+    row: int
+    newest: int
+    drafts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One sampled answer: its question, all its tokens, and its steps that it wholly holds."""
+
+    question: str
+    prompt_tokens: int
+    tokens: list[int]
+    starts: tuple[Start, ...]
+
+
+def sampled(
+    knowledge: Knowledge,
+    asked: Asked,
+    questions: Mapping[str, Sequence[int]],
+    traces: Traces | None = None,
+) -> Sampling | None:
+    """`asked` beside what is implied; `questions`: prompts by name. None: no step can be judged."""
+    k, temperature = knowledge.k, asked.way.temperature
+    rows = list(_rows(asked, questions, traces or {}, k))
+    if not any(row.starts for row in rows):
+        return None
+    drawn, likeliest, firsts = _implied(knowledge, rows, temperature, k)
+    names = [row.question for row in rows for _ in row.starts]
+    by_argmax = _argmax(rows, firsts)
+    share = None if by_argmax is None else by_argmax.share
+    found = {
+        "sampled": _estimate(names, drawn, k),
+        "greedy": _estimate(names, likeliest, k),
+    }
+    own = found["greedy" if share is not None and share >= MOSTLY else "sampled"]
+    return Sampling(
+        temperature=temperature,
+        observed=length_in(asked, k, traces),
+        implied_sampled=found["sampled"].value,
+        implied_greedy=found["greedy"].value,
+        implied_low=own.low,
+        implied_high=own.high,
+        drafts_are_argmax=by_argmax,
+    )
+
+
+def _rows(
+    asked: Asked, questions: Mapping[str, Sequence[int]], traces: Traces, k: int
+) -> Iterator[Row]:
+    for answer in asked.ok:
+        prompt = list(questions[answer.question])
+        tokens = [*prompt, *answer.token_ids]
+        row = Row(
+            question=answer.question,
+            prompt_tokens=len(prompt),
+            tokens=tokens,
+            starts=tuple(_starts(answer, len(prompt), len(tokens), traces, k)),
+        )
+        if len(answer.token_ids) > 1:
+            yield row
+
+
+def _starts(answer: Answered, begin: int, length: int, traces: Traces, k: int) -> Iterator[Start]:
+    """The steps whose k drafts all stand within the text, in the answer's own order."""
+    traced = traces.get(answer.request, ())
+    proposals = [tuple(step.drafts.tolist()) for step in traced if len(step.drafts)]
+    accepted = answer.steps if answer.steps is not None else accepted_steps(traced)
+    newest = begin
+    for i, count in enumerate(accepted):
+        if newest + k >= length:
+            return
+        drafts = proposals[i] if i < len(proposals) else ()
+        yield Start(row=0, newest=newest, drafts=drafts)
+        newest += count + 1
+
+
+def _implied(
+    knowledge: Knowledge, rows: Sequence[Row], temperature: float, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each step the accepted drafts that are implied: drawn [S], likeliest [S].
+
+    And the drafter's likeliest first draft [S], ids of the target's vocabulary.
+    """
+    import torch
+
+    drafter, model = knowledge.drafter, knowledge.engine.model
+    states = [knowledge.states(row.tokens) for row in rows]
+    unrolled = _unrolled(knowledge, rows, k)
+    normed = [s.normed for s in states]
+    at = [(r, start.newest) for r, row in enumerate(rows) for start in row.starts]
+    drawn = torch.zeros(len(at))
+    likeliest = torch.zeros(len(at))
+    weight, same = torch.ones(len(at)), torch.ones(len(at))
+    firsts = torch.zeros(len(at), dtype=torch.int64)
+    vocabulary = drafter.to_target(torch.arange(drafter.spec.draft_vocab_size))  # [D]
+    for depth, logits in enumerate(unrolled):
+        q = (logits.float() / temperature).softmax(-1)  # [S, D]
+        before = torch.stack([normed[r][newest + depth] for r, newest in at])  # [S, H]
+        p = (model.logits(before).float() / temperature).softmax(-1)  # [S, V]
+        text = torch.tensor([rows[r].tokens[newest + depth + 1] for r, newest in at])
+        best = vocabulary[q.argmax(-1)]
+        firsts = best if depth == 0 else firsts
+        drawn += weight * torch.minimum(p[:, vocabulary], q).sum(-1)
+        likeliest += same * p.gather(1, best[:, None])[:, 0]
+        p_text = p.gather(1, text[:, None])[:, 0]
+        weight = weight * (_of(q, vocabulary, text) / p_text.clamp_min(1e-12)).clamp_max(1.0)
+        same = same * (best == text)
+    return drawn, likeliest, firsts
+
+
+def _unrolled(knowledge: Knowledge, rows: Sequence[Row], k: int) -> Iterator[Tensor]:
+    """The drafter's logits [S, D] at each depth, fed with the text's own tokens."""
+    import torch
+
+    from training.unroll import Unroll
+
+    aux = [knowledge.states(row.tokens).aux(knowledge.aux_layers) for row in rows]
+    captured = batch_of(
+        [(row.tokens, row.prompt_tokens, a) for row, a in zip(rows, aux, strict=True)]
+    )
+    length = captured.batch.ids.shape[1]
+    # Slot t has token t + 1 and drafts t + 2: a step draws at the slot before its newest token.
+    slots = [r * length + s.newest - 1 for r, row in enumerate(rows) for s in row.starts]
+    with torch.no_grad():
+        run = Unroll(knowledge.drafter, captured, torch.tensor(slots))
+        for depth in range(k):
+            yield knowledge.drafter.logits(run.step(run.text(depth)))
+
+
+def _of(q: Tensor, vocabulary: Tensor, tokens: Tensor) -> Tensor:
+    """q's probability of tokens of the target's vocabulary, 0 where the drafter lacks them."""
+    import torch
+
+    at = torch.searchsorted(vocabulary, tokens).clamp_max(len(vocabulary) - 1)
+    found = q.gather(1, at[:, None])[:, 0]
+    return torch.where(vocabulary[at] == tokens, found, torch.zeros_like(found))
+
+
+def _argmax(rows: Sequence[Row], firsts: Tensor) -> Proportion | None:
+    starts = [(row.question, start) for row in rows for start in row.starts]
+    return share_of(
+        (question, start.drafts[0] == best)
+        for (question, start), best in zip(starts, firsts.tolist(), strict=True)
+        if start.drafts
+    )
+
+
+def _estimate(names: Sequence[str], values: Tensor, k: int) -> Estimate:
+    import numpy as np
+
+    total: dict[str, float] = defaultdict(float)
+    of: dict[str, int] = defaultdict(int)
+    for name, value in zip(names, values.tolist(), strict=True):
+        total[name] += value
+        of[name] += 1
+    y = np.array([total[n] for n in of], dtype=float)
+    x = np.array([of[n] for n in of], dtype=float)
+    return ratio(y, x, offset=1, most=k + 1)

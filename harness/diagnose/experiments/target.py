@@ -1,0 +1,119 @@
+"""Does the engine compute the target? Its log-probabilities beside the reference engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from engines.checkpoint import read_config
+from harness.analyse.integrity import near_tie_bound
+from harness.diagnose.experiments.known import Knowledge
+from harness.diagnose.experiments.lengths import share_of
+from harness.diagnose.records import Subject, TargetParity
+from harness.measure.logprobs import LogprobReader, NoLogprobs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PROMPTS = 6
+TOKENS = 32
+FLOORS = {"float32": 0.005, "float16": 0.02}
+FLOOR_ELSE = 0.1
+"""Median gaps in nats that two right computations in this type may have, kernels being others."""
+
+
+def parity(knowledge: Knowledge, reader: LogprobReader) -> TargetParity:
+    """The engine against the reference on the knowledge's own prompts and texts.
+
+    Raises `NoLogprobs` where the server tells none at all.
+    """
+    dtype = dtype_of(knowledge.subject)
+    told = _Told(knowledge, near_tie_bound(dtype))
+    why: NoLogprobs | None = None
+    for number, text in enumerate(knowledge.texts[:PROMPTS]):
+        try:
+            told.text(str(number), text.prompt, text.answer, reader)
+        except NoLogprobs as error:
+            why = error
+    if not told.said and why is not None:
+        raise why
+    return TargetParity(
+        prompt_gap=_middle(told.prompt),
+        decode_gap=_middle(told.decode),
+        rescored_gap=_middle(told.rescored),
+        argmax=share_of(told.argmax),
+        floor=FLOORS.get(dtype, FLOOR_ELSE),
+    )
+
+
+class _Told:
+    """Differences gathered text by text, in nats; `argmax`: prompt, and whether a token is it."""
+
+    def __init__(self, knowledge: Knowledge, tie: float) -> None:
+        self.knowledge, self.tie = knowledge, tie
+        self.prompt: list[float] = []
+        self.decode: list[float] = []
+        self.rescored: list[float] = []
+        self.argmax: list[tuple[str, bool]] = []
+
+    @property
+    def said(self) -> bool:
+        return bool(self.prompt or self.decode)
+
+    def text(
+        self, name: str, prompt: Sequence[int], answer: Sequence[int], reader: LogprobReader
+    ) -> None:
+        """Ask of one text: scored as a prompt, and generated anew and then scored."""
+        wanted = max(1, min(TOKENS, len(answer)))
+        made, logprobs = reader.continued(prompt, wanted)
+        whole = [*prompt, *made]
+        expected = scores(self.knowledge, whole)  # [T - 1, V]
+        begin = len(prompt) - 1
+        own = expected[begin:].gather(1, _column(made))[:, 0]
+        self.decode += _gaps(own.tolist(), logprobs)
+        best = expected[begin:].topk(2, dim=-1)
+        for token, ids, values in zip(
+            made, best.indices.tolist(), best.values.tolist(), strict=True
+        ):
+            if values[0] - values[1] > self.tie:
+                self.argmax.append((name, token == ids[0]))
+        scored = reader.scored(whole)
+        given = expected[:begin].gather(1, _column(prompt[1:]))[:, 0]
+        self.prompt += _gaps(given.tolist(), scored[1 : len(prompt)])
+        self.rescored += _gaps(logprobs, scored[len(prompt) :])
+
+
+def scores(knowledge: Knowledge, tokens: Sequence[int]) -> Tensor:
+    """The reference's log-probabilities of what follows each token but the last, [T - 1, V]."""
+    states = knowledge.states(tokens)
+    return knowledge.engine.model.logits(states.normed[:-1]).float().log_softmax(-1)
+
+
+def dtype_of(subject: Subject) -> str:
+    """The type that the target is served in, as far as it is known beforehand.
+
+    vLLM's `auto` makes bfloat16 of float32.
+    """
+    from drafters.formats import text_config
+
+    if subject.dtype != "auto":
+        return subject.dtype
+    text = text_config(read_config(Path(subject.target), "target"))
+    own = str(text.get("dtype") or text.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    return "bfloat16" if subject.engine == "vllm" and own == "float32" else own
+
+
+def _column(tokens: Sequence[int]) -> Tensor:
+    import torch
+
+    return torch.tensor(list(tokens), dtype=torch.int64)[:, None]
+
+
+def _gaps(one: Sequence[float], other: Sequence[float | None]) -> list[float]:
+    return [abs(a - b) for a, b in zip(one, other, strict=False) if b is not None]
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    return median(values) if values else None

@@ -1,0 +1,244 @@
+"""What the drafter was trained for: its readings held against the target's own text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from harness.diagnose.experiments.altered import Altered, alter
+from harness.diagnose.experiments.expected import (
+    acceptance,
+    answer_slots,
+    as_declared,
+    expect,
+)
+from harness.diagnose.experiments.figures import paired_gain, proportion
+from harness.diagnose.experiments.known import Knowledge, Text, batch_of, hidden_states
+from harness.diagnose.experiments.running import chain
+from harness.diagnose.readings import AS_DECLARED, READINGS, Reading, layers_reading
+from harness.diagnose.records import Length, Proportion, ReadingFit, Wanted
+from training.unroll import Captured, shift
+
+MOST_SETS = 60
+"""Sets of other layers that are tried; beyond, only those that change one slot at a time."""
+SAMPLES = 12
+"""Of the drafter's training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tried:
+    """One reading's drafts at every slot of the answers, and how many of them are right."""
+
+    reading: Reading
+    drafts: Tensor  # [rows, length, k]
+    accepted: list[tuple[float, float]]  # by text: drafts accepted, slots
+
+
+def want(knowledge: Knowledge) -> Wanted:
+    """Every reading of the drafter over the knowledge's texts, the one accepted most first.
+
+    `gain` is over every slot of the answers, not only those that a walk would draft at: the same
+    slots for every reading.
+    """
+    captured = knowledge.captured()
+    slots = answer_slots(knowledge, captured)
+    base = _tried(as_declared(knowledge), knowledge, captured, slots)
+    fits = [_fit(base, base, knowledge, captured)]
+    for altered, batch in _candidates(knowledge, captured):
+        tried = _tried(altered, knowledge, batch, slots)
+        fits.append(_fit(tried, base, knowledge, captured))
+    fits.sort(key=lambda fit: -(fit.gain or 0.0))
+    right = _right(base.drafts, captured)
+    return Wanted(
+        readings=tuple(fits),
+        unnormed_head=_unnormed_head(knowledge, captured, base.drafts, slots),
+        by_step=_by_step(right, slots, after_wrong=False),
+        own_tokens_by_step=_by_step(right, slots, after_wrong=True),
+        trained=_trained(knowledge),
+        other_target=_other_target(knowledge),
+    )
+
+
+def _candidates(knowledge: Knowledge, captured: Captured) -> Iterator[tuple[Altered, Captured]]:
+    """Every reading that means something here, with the states it is run on."""
+    for reading in READINGS.values():
+        if reading.name == AS_DECLARED or reading.by not in ("drafter", "states", "tokens"):
+            continue
+        altered = alter(reading, knowledge)
+        if altered is None:
+            continue
+        if reading.cause == "states_without_residual":
+            yield altered, _branches(knowledge, feed_forward="feed-forward" in reading.name)
+        else:
+            yield altered, captured
+    for reading in layer_readings(knowledge):
+        altered = alter(reading, knowledge)
+        if altered is not None and reading.layers is not None:
+            yield altered, knowledge.captured(reading.layers)
+
+
+def _branches(knowledge: Knowledge, *, feed_forward: bool) -> Captured:
+    """States that miss the residual stream: what the layer before added."""
+    rows = []
+    for text in knowledge.texts:
+        states = text.states
+        parts = [
+            states.inputs[0]
+            if i == 0
+            else (states.mlp[i - 1] if feed_forward else states.branch(i - 1))
+            for i in knowledge.aux_layers
+        ]
+        rows.append((text.tokens, len(text.prompt), torch.cat(parts, dim=-1)))
+    return batch_of(rows)
+
+
+def layer_readings(knowledge: Knowledge) -> Iterator[Reading]:
+    """Other aux layers, the likely ones first, each set once."""
+    seen = {knowledge.aux_layers}
+    depth = knowledge.layers
+    for kind, layers in _layer_sets(knowledge):
+        if layers not in seen and all(0 <= i <= depth for i in layers):
+            seen.add(layers)
+            yield layers_reading(kind, layers)
+
+
+def _layer_sets(knowledge: Knowledge) -> Iterator[tuple[str, tuple[int, ...]]]:
+    from drafters.ids import default_layers, family_of, to_index
+    from drafters.reading import read_folder, read_target
+
+    own, depth = knowledge.aux_layers, knowledge.layers
+    yield "layers off by +1", tuple(i + 1 for i in own)
+    yield "layers off by -1", tuple(i - 1 for i in own)
+    default = default_layers(depth)
+    yield "layers by default", (default * len(own))[: len(own)]
+    target = read_target(Path(knowledge.subject.target))
+    ids = read_folder(Path(knowledge.subject.drafter), target).ids
+    if ids is not None:
+        read = to_index("sglang", ids, family_of(target.architecture), depth)
+        yield "layers as SGLang reads them", read
+        yield "layers as vLLM reads them", tuple(ids)
+    for order in itertools.permutations(own):
+        yield "layers in another order", order
+    for at, other in itertools.product(range(len(own)), range(depth + 1)):
+        yield "other layers", (*own[:at], other, *own[at + 1 :])
+    every = list(itertools.combinations(range(depth + 1), len(own)))
+    if len(every) <= MOST_SETS:
+        yield from (("other layers", layers) for layers in every)
+
+
+def _tried(altered: Altered, knowledge: Knowledge, captured: Captured, slots: Tensor) -> _Tried:
+    drafts = chain(altered, captured, knowledge.k, slots)
+    prefix = _right(drafts, captured).cumprod(-1).sum(-1) * slots  # [rows, length]
+    pairs = list(zip(prefix.sum(1).tolist(), slots.sum(1).tolist(), strict=True))
+    return _Tried(reading=altered.reading, drafts=drafts, accepted=pairs)
+
+
+def _right(drafts: Tensor, captured: Captured) -> Tensor:
+    """Which drafts are the text's own tokens, int64 [rows, length, k]; beyond its end none."""
+    batch = captured.batch
+    found = []
+    for step in range(drafts.shape[-1]):
+        ahead = 2 + step
+        same = drafts[..., step] == shift(batch.ids, ahead)
+        inside = shift(batch.documents, ahead) == 0
+        inside[:, -ahead:] = False
+        found.append(same & inside)
+    return torch.stack(found, dim=-1).long()
+
+
+def _fit(tried: _Tried, base: _Tried, knowledge: Knowledge, captured: Captured) -> ReadingFit:
+    fit = ReadingFit(
+        reading=tried.reading.name, acceptance=acceptance(knowledge, captured, tried.drafts)
+    )
+    if tried is base:
+        return msgspec.structs.replace(fit, gain=0.0)
+    gain, low, high = paired_gain(tried.accepted, base.accepted)
+    return msgspec.structs.replace(fit, gain=gain, gain_low=low, gain_high=high)
+
+
+def _by_step(right: Tensor, slots: Tensor, *, after_wrong: bool) -> tuple[Proportion, ...]:
+    """By step, the drafts that are right where all before were; or where one before was wrong."""
+    found = []
+    for step in range(right.shape[-1]):
+        sound = right[..., :step].all(-1)
+        chosen = slots & (~sound if after_wrong else sound)
+        hits = (right[..., step].bool() & chosen).sum(1)
+        found.append(proportion(hits.tolist(), chosen.sum(1).tolist()))
+    return tuple(found)
+
+
+def _unnormed_head(
+    knowledge: Knowledge, captured: Captured, drafts: Tensor, slots: Tensor
+) -> Proportion:
+    """First drafts that the head draws from the state without its norm, of slots where it differs.
+
+    Slot t drafts token t + 2, which the target draws from its state at t + 1.
+    """
+    known = _draft_mask(knowledge)
+    hits, of = [], []
+    for row, text in enumerate(knowledge.texts):
+        logits = knowledge.engine.model.logits(text.states.inputs[-1])
+        plain = logits.masked_fill(~known, -torch.inf).argmax(-1)
+        at = slots[row].nonzero().flatten()
+        wrong, target = plain[at + 1], knowledge.choice(text.states)[at + 1]
+        differs = wrong != target
+        hits.append(int(((drafts[row, at, 0] == wrong) & differs).sum()))
+        of.append(int(differs.sum()))
+    return proportion(hits, of)
+
+
+def _draft_mask(knowledge: Knowledge) -> Tensor:
+    from harness.diagnose.experiments.expected import drafted_ids
+
+    ids = drafted_ids(knowledge)
+    known = torch.zeros(knowledge.drafter.spec.vocab_size, dtype=torch.bool)
+    known[ids[(ids >= 0) & (ids < known.numel())]] = True
+    return known
+
+
+def _trained(knowledge: Knowledge) -> Length | None:
+    """The walk over samples of the drafter's training."""
+    from training.samples import read_samples
+
+    folder = knowledge.subject.trained_on
+    if folder is None:
+        return None
+    texts = []
+    most = knowledge.engine.max_len
+    for sample in itertools.islice(read_samples(Path(folder)), SAMPLES):
+        ids = list(sample.token_ids[:most])
+        if len(ids) - sample.loss_from > 2:
+            states = hidden_states(knowledge.engine, ids)
+            prompt, answer = ids[: sample.loss_from], ids[sample.loss_from :]
+            texts.append(Text(prompt=prompt, answer=answer, beyond=[], states=states))
+    if not texts:
+        return None
+    return expect(_like(knowledge, texts)).acceptance
+
+
+def _like(knowledge: Knowledge, texts: Sequence[Text]) -> Knowledge:
+    return Knowledge(
+        subject=knowledge.subject,
+        engine=knowledge.engine,
+        drafter=knowledge.drafter,
+        texts=texts,
+        layers_named=knowledge.layers_named,
+        greedy=False,
+    )
+
+
+def _other_target(knowledge: Knowledge) -> Length | None:
+    """The walk over the named target's answers to the same prompts."""
+    from harness.diagnose.experiments.known import know
+
+    folder = knowledge.subject.trained_target
+    if folder is None:
+        return None
+    subject = msgspec.structs.replace(knowledge.subject, target=folder)
+    return expect(know(subject, [text.prompt for text in knowledge.texts])).acceptance

@@ -1,0 +1,165 @@
+"""A diagnosis's folder: whose it is, each experiment's evidence, and the verdict, written last.
+
+Evidence is written whole or not at all, so that a diagnosis that was cut short goes on behind the
+last experiment that was finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from harness.diagnose.records import Diagnosis, Dossier, Subject
+from harness.errors import UsageError
+from harness.measure.store import held, read_json, to_json, write_atomic
+
+T = TypeVar("T")
+IDENTITY, DOSSIER, DIAGNOSIS = "subject.json", "dossier.json", "diagnosis.json"
+MARKDOWN, PAGE = "diagnosis.md", "diagnosis.html"
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a diagnosis is of: evidence of one identity is never mixed with another's.
+
+    `digests` are of the checkpoints' files, `prompts` of the token ids; `settings`: how many
+    tokens, how many at once, and the rest that shapes the evidence.
+    """
+
+    subject: Subject
+    digests: dict[str, str | None]
+    prompts: str
+    settings: dict[str, str] = {}
+
+    def differences(self, other: Identity) -> list[str]:
+        """In words, what differs."""
+        ours, theirs = msgspec.structs.asdict(self.subject), msgspec.structs.asdict(other.subject)
+        found = [key for key in ours if ours[key] != theirs[key]]
+        found += [
+            f"the {name}'s files"
+            for name in self.digests
+            if self.digests[name] != other.digests.get(name)
+        ]
+        if self.prompts != other.prompts:
+            found.append("the prompts")
+        found += [key for key in self.settings if self.settings[key] != other.settings.get(key)]
+        return found
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One experiment's end: what it found, or why it was not made."""
+
+    name: str
+    took_s: float
+    skipped: str | None = None
+    found: Any = None
+
+
+def prompts_digest(prompts: Sequence[Sequence[int]]) -> str:
+    """Identifies prompts by their token ids."""
+    return hashlib.sha256(msgspec.json.encode([list(p) for p in prompts])).hexdigest()[:16]
+
+
+class DiagnosisFolder:
+    """Where everything of one diagnosis lies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def work(self) -> Path:
+        """Logs, traces, and translated drafters of the engines that are started."""
+        return self.path / "engines"
+
+    def begin(self, identity: Identity) -> None:
+        """Claim the folder for `identity`. Raises `UsageError` where it is another's."""
+        known = self.identity()
+        if known is None:
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise UsageError(f"{self.path}: is not empty, and no diagnosis; name a new folder")
+            write_atomic(self.path / IDENTITY, to_json(identity))
+            return
+        changed = known.differences(identity)
+        if changed:
+            raise UsageError(
+                f"{self.path}: what was diagnosed there has changed since ({', '.join(changed)}); "
+                "name a new folder, or remove this one"
+            )
+
+    def identity(self) -> Identity | None:
+        """Whose folder it is; None where it is nobody's yet."""
+        path = self.path / IDENTITY
+        return read_json(path, Identity) if path.is_file() else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the verdict was written."""
+        return (self.path / DIAGNOSIS).is_file()
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Hold the folder for one process. Raises `UsageError` where another holds it."""
+        with held(self.path, "another diagnosis is writing into it; wait for its end"):
+            yield
+
+    def evidence(self, name: str) -> Evidence | None:
+        """What is known of an experiment; None where it was not finished, or cannot be read."""
+        path = self._evidence(name)
+        if not path.is_file():
+            return None
+        try:
+            return read_json(path, Evidence)
+        except UsageError:
+            path.unlink(missing_ok=True)  # damaged: it is made anew
+            return None
+
+    def found(self, name: str, kind: type[T]) -> T | None:
+        """An experiment's finding as its record; None where there is none of this form."""
+        known = self.evidence(name)
+        if known is None or known.found is None:
+            return None
+        try:
+            return msgspec.convert(known.found, kind)
+        except msgspec.ValidationError:
+            return None  # of another version: it is made anew
+
+    def keep(self, name: str, found: Any, took_s: float) -> None:
+        """An experiment's finding."""
+        self._write(Evidence(name=name, took_s=took_s, found=msgspec.to_builtins(found)))
+
+    def skip(self, name: str, why: str, took_s: float = 0.0) -> None:
+        """Why an experiment was not made."""
+        self._write(Evidence(name=name, took_s=took_s, skipped=why))
+
+    def forget(self, name: str) -> None:
+        """An experiment is to be made anew."""
+        self._evidence(name).unlink(missing_ok=True)
+
+    def finish(self, dossier: Dossier, diagnosis: Diagnosis, pages: dict[str, str]) -> None:
+        """The verdict: pages first, `diagnosis.json` last, which says that all is there."""
+        write_atomic(self.path / DOSSIER, to_json(dossier))
+        for name, text in pages.items():
+            write_atomic(self.path / name, text.encode())
+        write_atomic(self.path / DIAGNOSIS, to_json(diagnosis))
+
+    def _write(self, evidence: Evidence) -> None:
+        write_atomic(self._evidence(evidence.name), to_json(evidence))
+
+    def _evidence(self, name: str) -> Path:
+        return self.path / "evidence" / f"{name}.json"
+
+
+def unfinished(root: Path) -> Iterator[tuple[DiagnosisFolder, Identity]]:
+    """The diagnoses below `root` that were cut short, the newest first."""
+    for path in sorted(root.glob(f"*/{IDENTITY}"), reverse=True):
+        folder = DiagnosisFolder(path.parent)
+        try:
+            known = folder.identity()
+        except UsageError:
+            continue
+        if known is not None and not folder.finished:
+            yield folder, known

@@ -1,0 +1,196 @@
+"""What the engine did with the drafter: the reading that proposes as it did."""
+
+from __future__ import annotations
+
+from harness.diagnose.causes import CAUSES
+from harness.diagnose.records import Dossier, Point, Proportion, ReadingFit, Replay
+from harness.diagnose.rules import naming
+from harness.diagnose.rules.measures import (
+    above,
+    counted,
+    known,
+    pooled,
+    rate,
+    surely_above,
+    surely_below,
+)
+from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, of_stage, point
+
+NAME = "replay"
+AGREES = 0.9
+"""Of a rightly executed drafter's proposals so many are float32's; rounding takes the rest."""
+BATCHES = ("proposals_other_request",)
+CACHES = ("drafter_cache", "kv_not_overwritten")
+LATER = ("recurrence", "drafter_graph")
+
+
+def declared(replay: Replay) -> ReadingFit | None:
+    """The checkpoint's own reading among those that were tried."""
+    return next((r for r in replay.readings if naming.is_declared(r.reading)), None)
+
+
+def agrees(replay: Replay | None) -> bool | None:
+    """Whether the engine ran the drafter as its checkpoint says; None where that is open."""
+    own = None if replay is None else declared(replay)
+    if replay is None or own is None or not known(own.agreement):
+        return None
+    if better(replay):
+        return False
+    parts = (replay.first_call, replay.later_calls, replay.alone, replay.batched, *own.by_draft)
+    if any(surely_below(part, AGREES - 0.1) for part in parts):
+        return False
+    if surely_below(own.agreement, AGREES):
+        return False
+    return True if (rate(own.agreement) or 0.0) >= AGREES else None
+
+
+def better(replay: Replay) -> list[ReadingFit]:
+    """Readings that propose as the engine did, surely more often than the declared one; best first.
+
+    Both are held against the same tokens, so that the test of two samples is a strict one.
+    """
+    own = declared(replay)
+    if own is None:
+        return []
+    looks = max(12, 2 * len(replay.readings))
+    fits = [r for r in replay.readings if above(r.agreement, own.agreement, looks=looks)]
+    return sorted(fits, key=lambda r: (-(rate(r.agreement) or 0.0), r.reading))
+
+
+def execution_points(dossier: Dossier) -> list[Point]:
+    """What replaying the drafter says of every cause between the states and the proposals."""
+    replay = dossier.replay
+    if replay is None:
+        return []
+    right = agrees(replay)
+    own = declared(replay)
+    if own is None or right is None:
+        return []
+    if right:
+        says = f"{counted(own.agreement)} proposals are the declared drafter's in float32"
+        return [point(cause, -STRONG, says, NAME) for cause in of_stage("execution")]
+    fits = better(replay)
+    return [*_named(own, fits), *_tried(replay, own, fits), *_signatures(replay, own, fits)]
+
+
+def _named(own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
+    """The causes of the readings that fit: the best one's, and those that fit hardly worse."""
+    if not fits:
+        return []
+    best = fits[0]
+    found: dict[str, Point] = {}
+    near = [r for r in fits if not above(best.agreement, r.agreement, looks=1)]
+    rivals = {naming.cause_of_reading(r.reading) for r in near}
+    for fit in fits:
+        cause = naming.cause_of_reading(fit.reading)
+        if cause is None or cause in found:
+            continue
+        if fit in near:
+            weight = DECISIVE if len(rivals) == 1 else STRONG
+            if not _explains(fit.agreement, own.agreement):
+                weight = min(weight, GOOD)
+        else:
+            weight = WEAK
+        if fit is best:
+            weight += WEAK / 2
+        found[cause] = point(cause, weight, _says(fit, own), NAME)
+    return list(found.values())
+
+
+def _says(fit: ReadingFit, own: ReadingFit) -> str:
+    return (
+        f"{counted(fit.agreement)} proposals are those of the drafter read with "
+        f'"{fit.reading}", and {counted(own.agreement)} as declared'
+    )
+
+
+def _explains(fit: Proportion | None, own: Proportion | None) -> bool:
+    """Whether a reading leaves less than half of the differing proposals, or next to none."""
+    one, other = rate(fit), rate(own)
+    if one is None or other is None:
+        return False
+    return one >= 0.95 or (1 - one) < 0.5 * (1 - other)
+
+
+def _tried(replay: Replay, own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
+    """Against causes whose readings were tried and propose otherwise than the engine did."""
+    good = {naming.cause_of_reading(r.reading) for r in fits}
+    tried: dict[str, list[ReadingFit]] = {}
+    for fit in replay.readings:
+        cause = naming.cause_of_reading(fit.reading)
+        if cause is not None and cause not in good and known(fit.agreement):
+            tried.setdefault(cause, []).append(fit)
+    found = []
+    for cause, own_fits in tried.items():
+        if cause in (*BATCHES, *CACHES, *LATER) or CAUSES[cause].stage != "execution":
+            continue  # one reading of many; and other experiments speak of the other stages
+        best = max(own_fits, key=lambda r: (rate(r.agreement) or 0.0, r.reading))
+        says = f'"{best.reading}" gives {counted(best.agreement)} of the proposals, as declared '
+        says += counted(own.agreement)
+        found.append(point(cause, -GOOD, says, NAME))
+    return found
+
+
+def _signatures(replay: Replay, own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
+    """Where the proposals differ: which causes live there."""
+    named = bool(fits) and _explains(fits[0].agreement, own.agreement)
+    strong, weak = (WEAK, WEAK / 2) if named else (STRONG - 0.5, WEAK)
+    found: list[Point] = []
+    if above(replay.alone, replay.batched, margin=0.05):
+        says = f"{counted(replay.alone)} proposals agree at batch size 1, "
+        says += f"{counted(replay.batched)} in batches"
+        found.append(point("proposals_other_request", strong, says, NAME))
+    calls = _calls(replay)
+    if above(replay.first_call, replay.later_calls, margin=0.05):
+        found += [point(c, strong if c == CACHES[0] else weak, calls, NAME) for c in CACHES]
+    elif above(replay.later_calls, replay.first_call, margin=0.05):
+        found.append(point("drafter_cache", strong, calls, NAME))
+    first, later = _drafts(own)
+    if surely_above(first, AGREES) and above(first, later, margin=0.05):
+        says = f"{counted(first)} first drafts agree, and {counted(later)} later ones"
+        graph = strong if not named and not known_calls(replay) else weak
+        found.append(point("drafter_graph", graph, says, NAME))
+        found += [point(c, weak, says, NAME) for c in ("recurrence", "norm_output")]
+    if len(replay.by_position) > 1 and above(
+        replay.by_position[0], replay.by_position[-1], margin=0.05
+    ):
+        says = f"{counted(replay.by_position[0])} proposals agree early in the text, and "
+        says += f"{counted(replay.by_position[-1])} late"
+        found += [point(c, weak, says, NAME) for c in ("rope", "positions", "kv_not_overwritten")]
+    return found
+
+
+def known_calls(replay: Replay) -> bool:
+    """Whether the calls of the drafter differ from each other: then it is no matter of drafts."""
+    first, later = replay.first_call, replay.later_calls
+    return above(first, later, margin=0.05) or above(later, first, margin=0.05)
+
+
+def _calls(replay: Replay) -> str:
+    return (
+        f"{counted(replay.first_call)} first drafts agree in the call after a prefill, and "
+        f"{counted(replay.later_calls)} in later calls"
+    )
+
+
+def _drafts(own: ReadingFit) -> tuple[Proportion | None, Proportion | None]:
+    """Agreement of first drafts and of all later ones."""
+    if len(own.by_draft) < 2:
+        return None, None
+    return own.by_draft[0], pooled(own.by_draft[1:])
+
+
+def where_differs(replay: Replay) -> str:
+    """Where the proposals are not the declared drafter's, for a verdict without a name."""
+    own = declared(replay)
+    places: list[str] = []
+    if above(replay.first_call, replay.later_calls, margin=0.05):
+        places.append("in calls after the first")
+    elif above(replay.later_calls, replay.first_call, margin=0.05):
+        places.append("in the first call after a prefill")
+    if above(replay.alone, replay.batched, margin=0.05):
+        places.append("in batches")
+    first, later = _drafts(own) if own is not None else (None, None)
+    if surely_above(first, AGREES) and above(first, later, margin=0.05):
+        places.append("at draft positions \N{GREATER-THAN OR EQUAL TO} 1")
+    return " ".join(places)

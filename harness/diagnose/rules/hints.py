@@ -1,0 +1,102 @@
+"""What the audit, the toggles, the prompts and the controls say: hints, and what they weigh."""
+
+from __future__ import annotations
+
+from harness.diagnose.causes import CAUSES
+from harness.diagnose.records import Dossier, Point, Toggle
+from harness.diagnose.rules import gap, training
+from harness.diagnose.rules.measures import (
+    finite,
+    length,
+    lost,
+    number,
+    percent,
+    span,
+)
+from harness.diagnose.rules.weights import GOOD, STRONG, WEAK, of_stage, point
+
+SEVERE = {"error": GOOD, "warning": WEAK + 0.5, "note": 0.5}
+LOOPS = 0.3
+
+
+def hint_points(dossier: Dossier) -> list[Point]:
+    """Every hint of the dossier."""
+    found = [*_audit(dossier), *_toggles(dossier), *_prompts(dossier), *_controls(dossier)]
+    return [*found, *_nothing_accepted(dossier)]
+
+
+def _audit(dossier: Dossier) -> list[Point]:
+    """What was read: a reason to look, seldom a proof. Each cause's gravest finding counts."""
+    if dossier.audit is None:
+        return []
+    gravest: dict[str, Point] = {}
+    for finding in dossier.audit.findings:
+        if finding.cause not in CAUSES:
+            continue
+        weight = SEVERE[finding.severity]
+        found = point(finding.cause, weight, f"{finding.what} ({finding.code})", "audit")
+        old = gravest.get(finding.cause)
+        if old is None or (found.weight, found.says) > (old.weight, old.says):
+            gravest[finding.cause] = found
+    return [gravest[cause] for cause in sorted(gravest)]
+
+
+def _toggles(dossier: Dossier) -> list[Point]:
+    """A switch that changes the acceptance points to its cause; one that changes nothing, away."""
+    return [p for toggle in dossier.toggles if (p := _toggle(toggle)) is not None]
+
+
+def _toggle(toggle: Toggle) -> Point | None:
+    if toggle.cause not in CAUSES or toggle.verdict == "undecided":
+        return None
+    says = f"{toggle.what}: {span(toggle.length_a)} tokens a step with {toggle.a}, "
+    says += f"{span(toggle.length_b)} with {toggle.b}"
+    if toggle.verdict == "same":
+        return point(toggle.cause, -GOOD, says, f"toggle {toggle.what}")
+    worse, better = toggle.length_a, toggle.length_b
+    if toggle.verdict == "a":
+        worse, better = better, worse
+    share = lost(worse, better) or 0.0
+    weight = STRONG + WEAK if share > 0.2 else STRONG if share > 0.05 else GOOD
+    return point(toggle.cause, weight, says, f"toggle {toggle.what}")
+
+
+def _prompts(dossier: Dossier) -> list[Point]:
+    """Answers that loop: every drafter's figures on them mislead."""
+    expected = dossier.expected
+    share = None if expected is None else finite(expected.degenerate_share)
+    if expected is None or share is None:
+        return []
+    says = f"{percent(share)} of the answers loop or repeat themselves"
+    if share < LOOPS:
+        return [point("degenerate_text", -GOOD, says, "expected")]
+    weight = GOOD if training.is_low(dossier) else WEAK
+    return [point("degenerate_text", weight, says, "expected")]
+
+
+def _controls(dossier: Dossier) -> list[Point]:
+    """A text that repeats itself: who fails there is broken, who does well there alone is not."""
+    found = dossier.controls
+    own, plain = (None if found is None else found.repeated_text), gap.observed_of(dossier)
+    repeated, usual = length(own), length(plain)
+    if found is None or own is None or repeated is None or usual is None:
+        return []
+    k = max(dossier.subject.k, 1)
+    says = f"{number(repeated)} tokens a step on a text that repeats itself, {number(usual)} here"
+    if (repeated - 1) / k > 0.8 and (usual - 1) / k < 0.3:
+        engine = of_stage("execution", "verification", "counting")
+        return [
+            *(point(cause, -WEAK, says, "controls") for cause in engine),
+            *(point(c, WEAK, says, "controls") for c in ("undertrained", "template")),
+        ]
+    return []
+
+
+def _nothing_accepted(dossier: Dossier) -> list[Point]:
+    """Not one draft accepted: what leaves nothing at all."""
+    seen = gap.observed_of(dossier)
+    if seen is None or seen.counts.drafts < 50 or seen.counts.accepted > 0:
+        return []
+    says = f"not one of {seen.counts.drafts:,d} steps accepted a draft"
+    named = ("wrong_method", "vocabulary_map", "states_zero")
+    return [point(cause, WEAK, says, "observed") for cause in named]

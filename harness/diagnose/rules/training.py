@@ -1,0 +1,148 @@
+"""What the training left: a drafter that predicts badly however it is read, and why."""
+
+from __future__ import annotations
+
+from harness.diagnose.records import Dossier, Point, Proportion, Wanted
+from harness.diagnose.rules import wanted as readings
+from harness.diagnose.rules.measures import (
+    above,
+    counted,
+    known,
+    lost,
+    percent,
+    rate,
+    shorter,
+    span,
+    surely_above,
+    surely_below,
+)
+from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, of_stage, point
+
+NAME = "wanted"
+LOW = 0.5
+"""Published drafters have more than half of their first drafts accepted (facts of K2.5: from 0.6);
+one that has surely fewer than this learnt something else, or little."""
+GOOD_FIRST = 0.55
+UNNORMED = 0.25
+"""Of a drafter's first drafts where the head's likeliest token without the norm is another than the
+target's: a drafter trained rightly draws so few of those."""
+FALLS = 0.7
+"""A drafter trained over several steps keeps this much of its first conditional rate at the next
+one; one that was trained for a single step loses half."""
+
+
+def is_low(dossier: Dossier) -> bool | None:
+    """Whether the drafter as declared predicts the target's own text badly; None: not known."""
+    first = readings.first_of_text(dossier)
+    if not known(first):
+        return None
+    return surely_below(first, LOW)
+
+
+def training_points(dossier: Dossier) -> list[Point]:
+    """What the target's own text says of how the drafter was trained."""
+    found = [*_unnormed(dossier), *_one_step(dossier), *_overfit(dossier), *_other_target(dossier)]
+    return [*found, *_low(dossier)]
+
+
+def _low(dossier: Dossier) -> list[Point]:
+    """A first draft that is seldom right, where no reading of the drafter is better."""
+    first = readings.first_of_text(dossier)
+    low = is_low(dossier)
+    if low is None or first is None:
+        return []
+    says = readings.told_first(dossier)
+    if not low:
+        if not surely_above(first, GOOD_FIRST, looks=2):
+            return []
+        against = [c for c in of_stage("training") if c != "trained_one_step"]
+        return [point(c, -STRONG, says, NAME) for c in (*against, "other_target")]
+    if readings.better(dossier):
+        says += ", which another reading mends"
+        return [point(c, -GOOD, says, NAME) for c in ("undertrained", "trained_on_mixed_states")]
+    tried = readings.is_best(dossier) is True
+    if tried:
+        says += ", and no other reading of the drafter does better"
+    weight = STRONG if tried else GOOD
+    return [
+        point("undertrained", weight, says, NAME),
+        point("trained_on_mixed_states", weight - WEAK, says, NAME),
+        point("tensors_damaged", WEAK, says, NAME),
+        point("other_target", WEAK, says, NAME),
+    ]
+
+
+def _unnormed(dossier: Dossier) -> list[Point]:
+    found: Wanted | None = dossier.wanted
+    drawn = None if found is None else found.unnormed_head
+    if drawn is None or not known(drawn):
+        return []
+    says = f"{counted(drawn)} first drafts are what the target's head says without its final norm, "
+    says += "where that is another token than the target's"
+    first = readings.first_of_text(dossier)
+    if surely_above(drawn, UNNORMED):
+        # Such a drafter is right where both agree, and draws the other token where they do not.
+        weight = DECISIVE if is_low(dossier) or above(drawn, _wrong(first)) else STRONG
+        return [point("trained_without_norm", weight, says, NAME)]
+    if surely_below(drawn, UNNORMED):
+        return [point("trained_without_norm", -STRONG, says, NAME)]
+    return []
+
+
+def _wrong(first: Proportion | None) -> Proportion | None:
+    return None if first is None else Proportion(hits=first.of - first.hits, of=first.of)
+
+
+def _one_step(dossier: Dossier) -> list[Point]:
+    """Whether later drafts fall as of a drafter that never saw states of its own making."""
+    found = dossier.wanted
+    if found is None or len(found.by_step) < 2:
+        return []
+    first, second = found.by_step[0], found.by_step[1]
+    if not (known(first) and known(second)) or not rate(first):
+        return []
+    kept = (rate(second) or 0.0) / (rate(first) or 1.0)
+    says = f"of drafts whose forerunner was right, {counted(second)} are right at position 1 and "
+    says += f"{counted(first)} at position 0"
+    limit = FALLS * (rate(first) or 0.0)
+    if kept < FALLS and surely_below(second, limit) and not surely_below(first, 0.2):
+        if readings.better(dossier):
+            return [point("trained_one_step", WEAK, f"{says}; another reading mends it", NAME)]
+        weight = STRONG + (WEAK if kept < 0.55 else 0.0)
+        return [point("trained_one_step", weight, says, NAME), *_own_tokens(found, limit)]
+    if surely_above(second, limit, looks=2):
+        return [point("trained_one_step", -STRONG, says, NAME)]
+    return []
+
+
+def _own_tokens(found: Wanted, limit: float) -> list[Point]:
+    """Whether the drafter keeps to its own tokens: what it was trained on, if it was on those."""
+    if len(found.own_tokens_by_step) < 2:
+        return []
+    own = found.own_tokens_by_step[1]
+    if not above(own, found.by_step[1], margin=0.05):
+        return []
+    says = f"on its own tokens {counted(own)} are right at position 1"
+    return [point("trained_one_step", WEAK, says, NAME)]
+
+
+def _overfit(dossier: Dossier) -> list[Point]:
+    found, base = dossier.wanted, readings.base(dossier)
+    if found is None or found.trained is None or base is None:
+        return []
+    says = f"{span(found.trained)} tokens a step on its training samples, {span(base)} on this text"
+    if shorter(base, found.trained, least=0.25):
+        share = percent(lost(base, found.trained))
+        return [point("overfit", STRONG + GOOD, f"{says}: {share} of its drafts lost", NAME)]
+    return [point("overfit", -STRONG, says, NAME)]
+
+
+def _other_target(dossier: Dossier) -> list[Point]:
+    found, base = dossier.wanted, readings.base(dossier)
+    if found is None or found.other_target is None or base is None:
+        return []
+    says = f"{span(found.other_target)} tokens a step on the target it is said to be trained for, "
+    says += f"{span(base)} on the one served"
+    if shorter(base, found.other_target, least=0.1):
+        return [point("other_target", DECISIVE + WEAK, says, NAME)]
+    return [point("other_target", -STRONG, says, NAME)]

@@ -1,0 +1,195 @@
+"""What the drafter was trained for: the reading that the target's own text is best drafted with."""
+
+from __future__ import annotations
+
+from harness.diagnose.records import Dossier, Length, Point, Proportion, ReadingFit, Wanted
+from harness.diagnose.rules import execution, naming, states
+from harness.diagnose.rules.measures import (
+    USUAL,
+    counted,
+    critical,
+    finite,
+    first_rate,
+    length,
+    lost,
+    number,
+    percent,
+    rate,
+    shorter,
+    span,
+)
+from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, point
+
+NAME = "wanted"
+LEAST = 0.05
+"""A reading must be accepted so much more, as a share of what it is accepted itself, to matter."""
+
+
+def declared(wanted: Wanted | None) -> ReadingFit | None:
+    """The checkpoint's own reading among those that were tried."""
+    if wanted is None:
+        return None
+    return next((r for r in wanted.readings if naming.is_declared(r.reading)), None)
+
+
+def base(dossier: Dossier) -> Length | None:
+    """The acceptance as declared: of the readings' walk, else of the paper check."""
+    own = declared(dossier.wanted)
+    if own is not None and length(own.acceptance) is not None:
+        return own.acceptance
+    return None if dossier.expected is None else dossier.expected.acceptance
+
+
+def _gains(fit: ReadingFit, own: Length | None, looks: int) -> bool:
+    """Whether a reading is accepted more than the declared one, by enough and not by chance."""
+    whole = length(fit.acceptance)
+    gain, low = finite(fit.gain), finite(fit.gain_low)
+    if gain is None or low is None:
+        return shorter(own, fit.acceptance, least=LEAST, looks=looks)
+    accepted = max((whole if whole is not None else 1 + gain) - 1, 1e-9)
+    return gain - (gain - low) * critical(looks) / USUAL > 0 and gain >= LEAST * accepted
+
+
+def better(dossier: Dossier) -> list[ReadingFit]:
+    """Readings that are accepted more than the checkpoint's own, the most accepted first."""
+    wanted = dossier.wanted
+    if wanted is None:
+        return []
+    own, looks = base(dossier), max(12, len(wanted.readings))
+    fits = [
+        r for r in wanted.readings if not naming.is_declared(r.reading) and _gains(r, own, looks)
+    ]
+    return sorted(fits, key=lambda r: (-_accepted(r), r.reading))
+
+
+def _accepted(fit: ReadingFit) -> float:
+    found = length(fit.acceptance)
+    return found if found is not None else 1 + (finite(fit.gain) or 0.0)
+
+
+def is_best(dossier: Dossier) -> bool | None:
+    """Whether the checkpoint's reading is the best of those tried; None where none was tried."""
+    if dossier.wanted is None or len(dossier.wanted.readings) < 2:
+        return None
+    return not better(dossier)
+
+
+def wanted_points(dossier: Dossier) -> list[Point]:
+    """What the readings held against the target's text say of the checkpoint."""
+    if dossier.wanted is None:
+        return []
+    fits = better(dossier)
+    return [*_named(dossier, fits), *_tried(dossier, fits)]
+
+
+def _named(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
+    """The causes of readings that are accepted more: the best, its equals, and the rest."""
+    if not fits:
+        return []
+    replay = dossier.replay
+    engine_does = {r.reading for r in execution.better(replay)} if replay is not None else set()
+    best = fits[0]
+    equals = [r for r in fits if _equal(r, best)]
+    rivals = {cause_in(dossier, r) for r in equals}
+    found: dict[str, Point] = {}
+    for fit in fits:
+        cause = cause_in(dossier, fit)
+        if cause is None or cause in found:
+            continue
+        weight = WEAK
+        if fit in equals:
+            weight = DECISIVE if len(rivals) == 1 else STRONG
+            weight += WEAK / 2 if fit is best else 0.0
+        says = _says(fit, base(dossier))
+        if fit.reading in engine_does:
+            weight, says = WEAK, f"{says}; and that is how the engine runs it"
+        found[cause] = point(cause, weight, says, NAME)
+    return list(found.values())
+
+
+def _equal(fit: ReadingFit, best: ReadingFit) -> bool:
+    """Whether a reading is accepted nearly as much as the best: within a tenth of its drafts."""
+    if fit is best:
+        return True
+    return (_accepted(best) - _accepted(fit)) < 0.1 * max(_accepted(best) - 1, 1e-9)
+
+
+def cause_in(dossier: Dossier, fit: ReadingFit) -> str | None:
+    """The cause of a reading; of other layers, what their list is beside the checkpoint's."""
+    reading = naming.reading_of(fit.reading)
+    cause = naming.cause_of_reading(fit.reading)
+    own = declared_layers(dossier)
+    if reading is None or reading.layers is None or own is None:
+        return cause
+    return naming.layers_cause(
+        own, reading.layers, default=None, named=states.names_layers(dossier)
+    )
+
+
+def declared_layers(dossier: Dossier) -> tuple[int, ...] | None:
+    """The layers as the checkpoint states them, in transformers' index."""
+    if dossier.audit is not None and dossier.audit.aux_layers is not None:
+        return dossier.audit.aux_layers
+    served = states.served_layers(dossier)
+    return None if served is None else served[0]
+
+
+def _says(fit: ReadingFit, own: Length | None) -> str:
+    first, own_first = rate(first_rate(fit.acceptance)), rate(first_rate(own))
+    says = f'read with "{fit.reading}" the drafter is accepted {span(fit.acceptance)} tokens a step'
+    says += f" on the target's own text, and {number(length(own))} as its checkpoint says"
+    if first is not None and own_first is not None:
+        says += f" (first drafts {percent(first)} against {percent(own_first)})"
+    return says
+
+
+def _tried(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
+    """Against causes whose readings were tried: the text says that they were not trained so.
+
+    Nothing against one that the engine was seen to do: it may be the engine's mistake alone.
+    """
+    assert dossier.wanted is not None
+    seen = {cause_in(dossier, r) for r in fits}
+    if dossier.replay is not None:
+        seen |= {naming.cause_of_reading(r.reading) for r in execution.better(dossier.replay)}
+    if states.is_clean(dossier.states) is False:
+        seen |= set(naming.LAYERS) | {c for c in _tried_causes(dossier) if c.startswith("states_")}
+    own = base(dossier)
+    found = []
+    for cause, best in _tried_causes(dossier).items():
+        if cause in seen:
+            continue
+        says = f'"{best.reading}" is accepted {number(_accepted(best))} tokens a step on the '
+        says += f"target's own text, the checkpoint's own reading {number(length(own))}"
+        worse = (lost(best.acceptance, own) or 0.0) > LEAST
+        found.append(point(cause, -STRONG if worse else -GOOD, says, NAME))
+    return found
+
+
+def _tried_causes(dossier: Dossier) -> dict[str, ReadingFit]:
+    """The best reading of each cause that was tried with enough text."""
+    assert dossier.wanted is not None
+    found: dict[str, ReadingFit] = {}
+    for fit in dossier.wanted.readings:
+        cause = None if naming.is_declared(fit.reading) else cause_in(dossier, fit)
+        if cause is None or fit.acceptance is None or fit.acceptance.counts.drafts < 20:
+            continue
+        if cause not in found or _order(fit) < _order(found[cause]):
+            found[cause] = fit
+    return found
+
+
+def _order(fit: ReadingFit) -> tuple[float, str]:
+    return -_accepted(fit), fit.reading
+
+
+def first_of_text(dossier: Dossier) -> Proportion | None:
+    """How often the declared drafter's first draft is right, over as much text as was looked at."""
+    wanted = dossier.wanted
+    if wanted is not None and wanted.by_step and wanted.by_step[0].of > 0:
+        return wanted.by_step[0]
+    return first_rate(base(dossier))
+
+
+def told_first(dossier: Dossier) -> str:
+    return f"the first draft is right for {counted(first_of_text(dossier))} tokens of the text"

@@ -1,0 +1,119 @@
+"""The verdict in one sentence of plain words: the cause, what it costs, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
+from harness.diagnose.records import Dossier, Length, Ranked
+from harness.diagnose.rules import gap, training, wanted
+from harness.diagnose.rules.located import not_made
+from harness.diagnose.rules.measures import finite, first_rate, length, number, percent, rate
+
+SURELY = {
+    "certain": "The cause",
+    "likely": "Probably the cause",
+    "possible": "Perhaps the cause",
+    "excluded": "Hardly the cause",
+}
+
+
+def sentence(dossier: Dossier, cause: str, stage: str | None, ranked: Sequence[Ranked]) -> str:
+    """One sentence; what is not known is not said."""
+    if cause == NONE:
+        return _none(dossier)
+    if cause == UNKNOWN:
+        return _unknown(dossier, stage, ranked)
+    first = ranked[0]
+    kin = _kin(cause)
+    what = first.title + (f" (not to be told from: {kin})" if kin else "")
+    parts = [f"{SURELY[first.strength]}: {what}", *_cost(dossier), f"remedy: {first.remedy}"]
+    return "; ".join(parts) + "."
+
+
+def _kin(cause: str) -> str:
+    """The other causes of its class."""
+    family = CAUSES[cause].family
+    if family is None:
+        return ""
+    others = [c.title for name, c in CAUSES.items() if c.family == family and name != cause]
+    return ", or ".join(others)
+
+
+def _cost(dossier: Dossier) -> list[str]:
+    """What is lost: against what the checkpoint promises, or against what the drafter could do."""
+    found = gap.gap(dossier)
+    seen, expected = length(found.observed), length(found.expected)
+    could = wanted.better(dossier)
+    best = could[0].acceptance if could else None
+    if best is not None and (length(best) or 1.0) > max(expected or 1.0, 1.0):
+        expected = length(best)
+        seen = seen if seen is not None else length(wanted.base(dossier))
+    if seen is None or expected is None or (found.there is None and best is None):
+        return []
+    if seen >= expected:
+        return [f"{number(seen)} tokens a step are accepted, and {number(expected)} were expected"]
+    k = max(dossier.subject.k, 1)
+    lost = percent((expected - seen) / (expected - 1)) if expected > 1 else "none"
+    return [
+        f"it costs {lost} of the accepted drafts, {number(seen)} tokens a step instead of "
+        f"{number(expected)} ({percent((seen - 1) / k)} of the drafts instead of "
+        f"{percent((expected - 1) / k)}, k = {k})" + _break_even(dossier, seen, expected)
+    ]
+
+
+def _break_even(dossier: Dossier, seen: float, expected: float | None) -> str:
+    """Where speculation begins to pay, beside what is accepted."""
+    even = None if dossier.expected is None else finite(dossier.expected.break_even)
+    if even is None:
+        return ""
+    told = f", and speculation pays from {number(even)} tokens a step"
+    if seen < even and expected is not None and expected < even:
+        told += ", which not even the expected acceptance reaches"
+    return told
+
+
+def _none(dossier: Dossier) -> str:
+    found = gap.gap(dossier)
+    missing = [n for n in not_made(dossier) if n != "audit"]
+    open_ = f" (not looked at: {', '.join(missing)})" if missing else ""
+    seen, expected = length(found.observed), length(found.expected)
+    if seen is None and expected is None:
+        return f"No fault was found, and nothing was measured that could show one{open_}."
+    if seen is None or expected is None:
+        known = "observed" if expected is None else "expected"
+        value = number(seen if expected is None else expected)
+        return f"No fault was found: {value} tokens a step were {known}{open_}."
+    k = _depth(dossier, found.expected, found.observed)
+    accuracy = rate(first_rate(found.expected))
+    first = "" if accuracy is None else f" whose first draft is right in {percent(accuracy)}"
+    return (
+        f"None: {percent((seen - 1) / k)} of the drafts accepted ({number(seen)} tokens a step) "
+        f"at k = {k} is what a drafter{first} predicts, {percent((expected - 1) / k)} "
+        f"({number(expected)})" + _break_even(dossier, seen, expected) + f"{open_}."
+    )
+
+
+def _depth(dossier: Dossier, *found: Length | None) -> int:
+    """The number of drafts that both acceptances are of."""
+    depths = [len(f.counts.per_position or ()) for f in found if f is not None]
+    known = [d for d in depths if d]
+    return min(known) if len(known) > 1 else max(dossier.subject.k, 1)
+
+
+def _unknown(dossier: Dossier, stage: str | None, ranked: Sequence[Ranked]) -> str:
+    where = f"The fault lies {stage}"
+    leaders = [r for r in ranked if r.score > 1][:2]
+    if len(leaders) == 2 and leaders[0].score - leaders[1].score < 1:
+        why = f"it may be that {leaders[0].title}, or that {leaders[1].title}"
+    elif leaders:
+        why = f"what fits best, and not well enough to be named, is that {leaders[0].title}"
+    else:
+        why = "none of the known causes fits"
+    if training.is_low(dossier):
+        why = f"{training_told(dossier)}; {why}"
+    return "; ".join([where, why, *_cost(dossier)]) + "."
+
+
+def training_told(dossier: Dossier) -> str:
+    return wanted.told_first(dossier)

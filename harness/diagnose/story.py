@@ -1,0 +1,254 @@
+"""The story of a diagnosis: experiments in the order that decides soonest, then the verdict.
+
+Each experiment's evidence is kept as soon as it is there, so that a diagnosis that was interrupted
+goes on behind it. One that fails costs itself and a line. The rest is left out once the verdict is
+certain.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from drafters.spec import DrafterError
+from engines.base import EngineError, EngineFailed
+from harness.diagnose.causes import NONE, UNKNOWN
+from harness.diagnose.experiments.work import Options, Skipped, Work
+from harness.diagnose.folders import (
+    MARKDOWN,
+    PAGE,
+    DiagnosisFolder,
+    Identity,
+    prompts_digest,
+)
+from harness.diagnose.records import (
+    Audit,
+    Controls,
+    Diagnosis,
+    Dossier,
+    Expected,
+    Observed,
+    Replay,
+    Sampling,
+    States,
+    Subject,
+    TargetParity,
+    Toggle,
+    Wanted,
+)
+from harness.errors import HarnessError, UsageError, one_line
+from harness.plan.strict import nearest
+from harness.progress import Progress
+from harness.resume import checkpoint_digest
+
+if TYPE_CHECKING:
+    from engines.reference.engine import Engine
+
+EXPERIMENTS: dict[str, tuple[str, Any]] = {
+    "audit": ("reading the checkpoints and the arguments", Audit),
+    "expected": ("what the drafter would be accepted by the paper", Expected),
+    "observed": ("what the engine accepts", Observed),
+    "states": ("what the drafter was handed", States),
+    "replay": ("the drafter on the engine's own states", Replay),
+    "wanted": ("what the drafter was trained for", Wanted),
+    "target": ("whether the engine computes the target", TargetParity),
+    "sampling": ("acceptance at the temperature", Sampling),
+    "toggles": ("one thing at a time otherwise", tuple[Toggle, ...]),
+    "controls": ("what working and broken look like", Controls),
+}
+"""In the order that they are made: what each looks at, and its record."""
+NEEDED = ("expected", "observed")
+"""Before these nothing is certain: without them nobody knows whether anything is lost."""
+FEWEST_DRAFTS = 30
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a diagnosis ended. `failure`: why the engine did not start, or died."""
+
+    folder: Path
+    dossier: Dossier
+    diagnosis: Diagnosis
+    failure: EngineFailed | None = None
+
+    @property
+    def void(self) -> str | None:
+        """Why nothing can be said; None where something can."""
+        return void_reason(self.dossier)
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing wrong, 1 a collapse, 3 the engine failed, 4 nothing can be said."""
+        if self.diagnosis.collapse or self.diagnosis.cause not in (NONE, UNKNOWN):
+            return 1
+        if self.failure is not None:
+            return 3
+        return 4 if self.void is not None else 0
+
+
+def diagnose(
+    subject: Subject,
+    prompts: Sequence[Sequence[int]],
+    folder: Path,
+    *,
+    progress: Progress,
+    options: Options | None = None,
+    target: Engine | None = None,
+) -> tuple[Dossier, Diagnosis]:
+    """What `run` finds, without how it ended."""
+    ended = run(subject, prompts, folder, progress=progress, options=options, target=target)
+    return ended.dossier, ended.diagnosis
+
+
+def run(
+    subject: Subject,
+    prompts: Sequence[Sequence[int]],
+    folder: Path,
+    *,
+    progress: Progress,
+    options: Options | None = None,
+    target: Engine | None = None,
+) -> Outcome:
+    """Make every experiment that the verdict needs, and draw it; all of it lies in `folder`.
+
+    `prompts` are token ids. `target`: the reference engine with the subject's target, where it was
+    loaded before. Raises `UsageError` where the folder is of another subject. An engine that does
+    not start is told in `Dossier.skipped`, never raised.
+    """
+    options = options or Options()
+    where = DiagnosisFolder(folder.absolute())
+    where.path.mkdir(parents=True, exist_ok=True)
+    with where.claimed():
+        where.begin(identity_of(subject, prompts, options))
+        with ExitStack() as stack:
+            work = Work(subject, prompts, where, progress, options, stack, target)
+            for name in EXPERIMENTS:
+                _experiment(work, name, options, progress)
+            dossier, failure = work.dossier, work.failure
+        diagnosis = _conclude(dossier)
+        where.finish(dossier, diagnosis, _pages(dossier, diagnosis, progress))
+    return Outcome(folder=where.path, dossier=dossier, diagnosis=diagnosis, failure=failure)
+
+
+def _experiment(work: Work, name: str, options: Options, progress: Progress) -> None:
+    """Make it, or take what was found before, or say why it is left out."""
+    title, kind = EXPERIMENTS[name]
+    kept, found = work.folder.evidence(name), work.folder.found(name, kind)
+    if found is not None:
+        work.take(name, found, kept.took_s if kept is not None else 0.0)
+        progress.say(f"{name}: found before")
+        return
+    why = _unwanted(work, name, options)
+    if why is not None:
+        work.leave_out(name, why)
+        return
+    begun = time.perf_counter()
+    progress.stage(f"{name}: {title}")
+    try:
+        found = work.make(name)
+    except (Skipped, EngineError, HarnessError, DrafterError) as reason:
+        why = one_line(str(reason))
+    except OSError:
+        raise  # a full disk ends the diagnosis; what is kept stays
+    except Exception as error:
+        why = one_line(f"it failed ({type(error).__name__}: {error})")
+    if why is not None:
+        # Told, and not kept: when the diagnosis is gone on with it is tried again.
+        work.leave_out(name, why)
+        progress.say(f"{name}: left out: {why}")
+        return
+    took = time.perf_counter() - begun
+    work.folder.keep(name, found, took)
+    work.take(name, found, took)
+    progress.say(f"{name}: done in {took:.1f} s")
+
+
+def _unwanted(work: Work, name: str, options: Options) -> str | None:
+    if options.only and name not in options.only:
+        return "left out (--only)"
+    if name in options.skip:
+        return "left out (--skip)"
+    if options.thorough or not _known_enough(work.dossier):
+        return None
+    if decided(work.dossier, _conclude(work.dossier)):
+        return "not needed: the cause is certain without it"
+    return None
+
+
+def _known_enough(dossier: Dossier) -> bool:
+    return all(getattr(dossier, n) is not None or n in dossier.skipped for n in NEEDED)
+
+
+def decided(dossier: Dossier, diagnosis: Diagnosis) -> bool:
+    """Whether the first cause is certain, and it is known how much was lost."""
+    first = diagnosis.ranked[0] if diagnosis.ranked else None
+    named = diagnosis.cause not in (NONE, UNKNOWN)
+    certain = first is not None and first.strength == "certain"
+    return _known_enough(dossier) and named and certain
+
+
+def void_reason(dossier: Dossier) -> str | None:
+    """Why nothing can be said; None where something can."""
+    counted = [
+        found.acceptance.counts.drafts
+        for found in (dossier.observed, dossier.expected)
+        if found is not None
+    ]
+    if not counted:
+        why = dossier.skipped.get("observed") or dossier.skipped.get("expected") or "not asked for"
+        return f"neither what is expected nor what is accepted could be had: {why}"
+    if max(counted) < FEWEST_DRAFTS:
+        return (
+            f"only {max(counted)} verify steps were seen, {FEWEST_DRAFTS} are the least; ask more "
+            "prompts (--prompts), or such as are answered at length"
+        )
+    return None
+
+
+def identity_of(subject: Subject, prompts: Sequence[Sequence[int]], options: Options) -> Identity:
+    """What the evidence depends on."""
+    folders = {"target": subject.target, "drafter": subject.drafter}
+    return Identity(
+        subject=subject,
+        digests={name: checkpoint_digest(Path(path)) for name, path in folders.items()},
+        prompts=prompts_digest(prompts),
+        settings={
+            "max_tokens": str(options.max_tokens),
+            "concurrency": str(options.concurrency),
+            "form": options.form,
+        },
+    )
+
+
+def _conclude(dossier: Dossier) -> Diagnosis:
+    from harness.diagnose.verdict import conclude
+
+    return conclude(dossier)
+
+
+def _pages(dossier: Dossier, diagnosis: Diagnosis, progress: Progress) -> dict[str, str]:
+    """The report in both forms; a page that fails must not cost a diagnosis that was made."""
+    from harness.diagnose.explain import to_markdown
+    from harness.diagnose.page.page import render_page
+
+    pages: dict[str, str] = {}
+    for name, render in ((MARKDOWN, to_markdown), (PAGE, render_page)):
+        try:
+            pages[name] = render(dossier, diagnosis)
+        except Exception as error:
+            said = one_line(f"{type(error).__name__}: {error}")
+            progress.say(f"{name} could not be written ({said}); all is in dossier.json")
+    return pages
+
+
+def check_names(names: Collection[str], option: str) -> None:
+    """Raise `UsageError` for an experiment that there is not."""
+    for name in names:
+        if name not in EXPERIMENTS:
+            near = nearest(name, list(EXPERIMENTS))
+            hint = f"did you mean '{near}'?" if near else f"there are {', '.join(EXPERIMENTS)}"
+            raise UsageError(f"{option} {name}: no such experiment; {hint}")
