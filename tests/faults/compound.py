@@ -27,7 +27,7 @@ _PAIRS: tuple[tuple[str, str], ...] = (
     ("tensors_noised", "refused"),
     ("trained_one_step", "tokens_unshifted"),
     ("trained_little", "states_zero_prefill"),
-    ("fc_permuted", "positions_zero"),
+    ("fc_permuted", "positions_restarted"),
     ("trained_unnormed", "states_branch"),
     ("lm_head_stored", "prefix_reuse"),
 )

@@ -124,8 +124,8 @@ STATES: tuple[Fault, ...] = (
 )
 EXECUTION: tuple[Fault, ...] = (
     _fault("tokens_unshifted", "token_shift", _run("unshifted"), 0.1, severities=TWO),
-    _fault("positions_frozen", "positions", _run("frozen"), 0.05),
-    _fault("positions_zero", "positions", _run("zero_positions"), 0.05, severities=TWO),
+    _fault("positions_frozen", "positions", _run("frozen", k=8), 0.02),
+    _fault("positions_restarted", "positions", _run("restarted"), 0.05, severities=TWO),
     _fault("residual_missing", "residual_missing", _run("without_residual"), 0.1, severities=TWO),
     _fault("recurrence_lost", "recurrence", _run("forgetful"), 0.1, severities=TWO),
     _fault("cache_not_overwritten", "kv_not_overwritten", _run("not_overwritten"), 0.02),

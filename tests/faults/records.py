@@ -21,6 +21,7 @@ class Planted(msgspec.Struct, frozen=True, kw_only=True):
 
     `plugin`: FILE.py:FUNCTION, called with the loaded engine. `rounds`: how often the prompts are
     sent, one time after the other (what is planted in a prefix cache shows at the second).
+    `form`: templated or raw, as the prompts are; `other_form`: the same ones as they are not.
     """
 
     target: Path
@@ -38,6 +39,8 @@ class Planted(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 1
     trained_target: Path | None = None
     trained_on: Path | None = None
+    form: str = "templated"
+    other_form: tuple[tuple[int, ...], ...] = ()
 
     def changed(self, **changes: Any) -> Planted:
         return msgspec.structs.replace(self, **changes)

@@ -14,11 +14,12 @@ def _raw(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
     """Questions as plain text, without the chat template that the drafter was trained with."""
     from training.demo.prompts import demo_dialogues
 
-    dialogues = random.Random(seed).sample(demo_dialogues(), PROMPTS)
+    dialogues = demo_dialogues()
+    chosen = random.Random(seed).sample(range(len(dialogues)), PROMPTS)  # as `Pair.prompts` does
     encode = tokenizer(pair.target).encode
-    texts = [dialogue.last.prompt for dialogue in dialogues]
+    texts = [dialogues[i].last.prompt for i in chosen]
     prompts = tuple(tuple(encode(text, add_special_tokens=False).ids) for text in texts)
-    return healthy(pair, seed, prompts=prompts)
+    return healthy(pair, seed, prompts=prompts, form="raw", other_form=pair.prompts(seed))
 
 
 def _random(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:

@@ -93,12 +93,13 @@ class Frozen(Faulty):
         return super()._layer(ids, hidden, batch)
 
 
-class ZeroPositions(Faulty):
-    """Every verify step's slots are told to lie at the text's beginning."""
+class Restarted(Faulty):
+    """Positions are counted from 0 in every call, as if the text began there."""
 
     def _layer(self, ids: Tensor, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         if self.wrong and (self.catching_up or batch.tokens == 1):
-            batch.positions = torch.zeros_like(batch.positions)
+            begin = torch.tensor(self.starts[: batch.rows])[:, None]
+            batch.positions = batch.positions - begin  # the cache's places stay right
         return super()._layer(ids, hidden, batch)
 
 
@@ -228,7 +229,7 @@ class GreedyDrafts(Faulty):
 KINDS: dict[str, type[Faulty]] = {
     "unshifted": Unshifted,
     "frozen": Frozen,
-    "zero_positions": ZeroPositions,
+    "restarted": Restarted,
     "without_residual": WithoutResidual,
     "forgetful": Forgetful,
     "not_overwritten": NotOverwritten,

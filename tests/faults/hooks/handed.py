@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from engines.reference.engine import Engine
     from engines.reference.sampling import SamplingParams
 
+RANKS = 8
 Spoil = Callable[["Handed", Tensor, int], Tensor]
 """`spoil(wrapper, rows [T, A], slot) -> rows`; what it needs beside them lies in the wrapper."""
 
@@ -136,15 +137,15 @@ class Inside:
 
 
 class _Kept:
-    """A feed-forward part that keeps its output, and what half of its neurons give."""
+    """A feed-forward part that keeps its output, and what one rank of `RANKS` has of it."""
 
     def __init__(self, inner: Any, kept: list[tuple[Tensor, Tensor]]) -> None:
         self.inner, self.kept = inner, kept
         self.half = copy.copy(inner)
         name = "down_all" if hasattr(inner, "down_all") else "down"
         matrix = copy.copy(getattr(inner, name))
-        matrix.weight = matrix.weight.clone()
-        matrix.weight[1::2] = 0
+        kept_rows = torch.arange(len(matrix.weight)) % RANKS == 0
+        matrix.weight = torch.where(kept_rows[:, None], matrix.weight, 0)
         setattr(self.half, name, matrix)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -199,7 +200,7 @@ def branch(handed: Handed, aux: Tensor, slot: int) -> Tensor:
 
 
 def partial(handed: Handed, aux: Tensor, slot: int) -> Tensor:
-    """The residual stream with one rank's half of the last feed-forward."""
+    """The residual stream with one rank's part of the last feed-forward."""
     return aux - handed.inside.branch(0) + handed.inside.branch(1)
 
 
