@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,7 @@ from harness.errors import UsageError
 from harness.options import parse_urls
 
 if TYPE_CHECKING:
+    from harness.diagnose.mend import Mended
     from harness.diagnose.story import Outcome
 
 
@@ -118,14 +121,33 @@ def diagnose(
             progress.say(line)
         folder = folder_for(case, progress)
         progress.say(f"writing to {folder}")
-        ended = do_diagnose(
-            case.subject, case.prompts, folder, progress=progress, options=case.options
-        )
-    finish(ended, as_json)
+        with telling_how_to_go_on():
+            ended = do_diagnose(
+                case.subject, case.prompts, folder, progress=progress, options=case.options
+            )
+        mended: Mended | str | None = None
+        if fix is not None and ended.found:
+            from harness.diagnose.mend import try_to_mend
+
+            mended = try_to_mend(ended, case.prompts, fix, progress=progress, options=case.options)
+    finish(ended, as_json, mended)
 
 
-def finish(ended: Outcome, as_json: bool) -> None:
-    """Print the diagnosis, then leave with its exit code."""
+@contextmanager
+def telling_how_to_go_on() -> Iterator[None]:
+    """An interruption loses nothing; it is said what to do then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        complain("what was found is kept; the same command goes on behind it")
+        raise
+
+
+def finish(ended: Outcome, as_json: bool, mended: Mended | str | None) -> None:
+    """Print the diagnosis, then leave with its exit code: of a proven correction 0.
+
+    `mended`: what was corrected, or why nothing was.
+    """
     from harness.diagnose.explain import to_markdown
     from harness.diagnose.folders import PAGE
     from harness.measure.store import to_json
@@ -142,5 +164,13 @@ def finish(ended: Outcome, as_json: bool) -> None:
     page = ended.folder / PAGE
     if page.exists():
         print(f"page: {page}", file=sys.stderr, flush=True)
+    proven = False
+    if isinstance(mended, str):
+        complain(mended)
+    elif mended is not None:
+        from harness.diagnose.mend import told
+
+        proven = mended.proven
+        print(told(mended), file=sys.stderr if as_json else sys.stdout, flush=True)
     print(ended.folder, file=sys.stderr if as_json else sys.stdout, flush=True)
-    raise typer.Exit(ended.exit_code)
+    raise typer.Exit(0 if proven else ended.exit_code)

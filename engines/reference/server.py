@@ -109,7 +109,8 @@ class Service:
             return failure(f"the body is not JSON: {error}")
         except RequestError as error:
             return failure(str(error), status=error.status, param=error.param)
-        return EngineResponse(self.engine, job, name=http.headers.get("x-request-id"))
+        name = http.headers.get("x-request-id") or body.get("request_id")
+        return EngineResponse(self.engine, job, name=str(name) if name else None)
 
 
 async def _body(http: HttpRequest) -> bytes:

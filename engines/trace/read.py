@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from engines.trace.base import TraceStep
 if TYPE_CHECKING:
     from torch import Tensor
 
+Answer = tuple["Tensor", int]
+"""Drafts int64 [k], and how many requests they were made for at once."""
 # cmpl-<client's id>-<index of the prompt>[-<random>] and chatcmpl-<client's id>[-<random>]
 _VLLM_COMPLETION = re.compile(r"^cmpl-(?P<id>.+?)-\d+(?:-[0-9a-f]{8})?$")
 _VLLM_CHAT = re.compile(r"^chatcmpl-(?P<id>.+?)(?:-[0-9a-f]{8})?$")
@@ -48,25 +50,42 @@ def read_whole(folder: Path) -> Trace:
     if not folder.is_dir():
         raise EngineUsageError(f"{folder}: there is no such folder of a trace")
     steps: dict[str, list[TraceStep]] = defaultdict(list)
+    answers: dict[tuple[str, int], Answer] = {}
     problems = []
     for path in sorted(folder.glob("*.safetensors")):
         try:
-            found = read_call(path)
+            found, answered = read_call(path)
         except Exception as error:  # whatever a damaged file makes of its reader
             problems.append(f"{path.name}: {type(error).__name__}: {error}")
             continue
+        answers |= answered
         for step in found:
             steps[step.request].append(step)
+    for name, of_request in steps.items():
+        steps[name] = [_answered(step, answers.get((name, step.step))) for step in of_request]
     return Trace(steps=dict(steps), problems=tuple(problems))
 
 
-def read_call(path: Path) -> list[TraceStep]:
-    """The steps of one file. Raises whatever a damaged file makes of its reader, ValueError."""
+def _answered(step: TraceStep, answer: Answer | None) -> TraceStep:
+    if answer is None:
+        return step
+    drafts, batch = answer
+    return replace(step, drafts=drafts, batch=max(step.batch, batch))
+
+
+def read_call(path: Path) -> tuple[list[TraceStep], dict[tuple[str, int], Answer]]:
+    """The steps of one file, or the drafts that were made for steps of other files.
+
+    Raises whatever a damaged file makes of its reader, ValueError.
+    """
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        told = json.loads((file.metadata() or {})["call"])
+        header = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if "answer" in header:
+        return [], _answers(json.loads(header["answer"]), tensors["drafts"])
+    told = json.loads(header["call"])
     lengths = tensors["lengths"].tolist()
     for name in ("positions", "token_ids", "aux"):
         if len(tensors[name]) != sum(lengths):
@@ -74,7 +93,14 @@ def read_call(path: Path) -> list[TraceStep]:
     rows = [tensors[name].split(lengths) for name in ("positions", "token_ids", "aux")]
     singles = [tensors[name] for name in ("valid", "next_token", "drafts", "proposed")]
     of_request = zip(told["requests"], *rows, *singles, strict=True)
-    return [_step(told, *parts) for parts in of_request]
+    return [_step(told, *parts) for parts in of_request], {}
+
+
+def _answers(told: list[dict[str, Any]], drafts: Tensor) -> dict[tuple[str, int], Answer]:
+    return {
+        (client_id(each["request"]), int(each["step"])): (row, len(told))
+        for each, row in zip(told, drafts, strict=True)
+    }
 
 
 def _step(

@@ -53,7 +53,7 @@ _KNOWN: tuple[tuple[By, str | None, tuple[str, ...]], ...] = (
     (
         "drafter",
         "vocabulary_map",
-        ("d2t absolute", "d2t ignored", "d2t as t2d says"),
+        ("d2t absolute", "d2t ignored", "d2t as t2d says", "d2t as the head's rows say"),
     ),
     (
         "drafter",
@@ -97,7 +97,8 @@ _KNOWN: tuple[tuple[By, str | None, tuple[str, ...]], ...] = (
         (
             *("positions frozen in drafting", "positions doubled in drafting"),
             *("positions restarted at each call", "positions of a call frozen"),
-            "positions ahead by one in decode",
+            *("positions ahead by one in decode", "positions zero in decode"),
+            "positions zero from the prompt's last token on",
         ),
     ),
     (

@@ -152,8 +152,9 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
     candidate: str
     """`hidden[i]` (transformers' index), `normed[i]`, `branch[i]` (layer i's own addition),
-    `embedding`, with `@+1` or `@-1` behind it for a shift along the text, `other request`,
-    `previous step`."""
+    `embedding`, with `@+1` or `@-1` behind it for a shift along the text (`@-1`: the state of the
+    token before), `other request`, `previous step`, `partial[i]` (hidden[i] without a part of the
+    last addition in it). `hidden[L]`, L the number of layers: the last state without its norm."""
     cosine: float
     scale: float
     """Median of the rows' norm over the candidate's."""
@@ -173,6 +174,7 @@ class SlotFit(msgspec.Struct, frozen=True, kw_only=True):
     bad_share: float
     """Rows that are not the declared state, of all (cosine and norm outside the floor)."""
     fits: tuple[Fit, ...]
+    """Of the bad rows alone where there are any, as `best` and `as_declared` are."""
 
 
 class States(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,16 +198,25 @@ class ReadingFit(msgspec.Struct, frozen=True, kw_only=True):
 
     A reading is a way to run the drafter (`readings.READINGS`): as its checkpoint says, or with one
     thing otherwise. `agreement`: proposals equal to the engine's. `acceptance`: over the text.
+    `explains`: of the calls whose proposals the checkpoint's own reading does not all give, those
+    whose proposals this one does: a fault in some calls only is as clear there as one in all.
     """
 
     reading: str
     agreement: Proportion | None = None
+    explains: Proportion | None = None
     by_draft: tuple[Proportion, ...] = ()
     acceptance: Length | None = None
     gain: float | None = None
     """Acceptance length over the checkpoint's own reading, paired by prompt."""
     gain_low: float | None = None
     gain_high: float | None = None
+    loss: float | None = None
+    """Mean -log q of the text's tokens by the first draft step, nats; finer than acceptance."""
+    loss_less: float | None = None
+    """By how much that is less than the checkpoint's own reading's, paired by prompt."""
+    loss_less_low: float | None = None
+    loss_less_high: float | None = None
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,6 +251,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     by_step: tuple[Proportion, ...] = ()
     """Conditional acceptance by draft position over all slots of the text, as declared."""
     own_tokens_by_step: tuple[Proportion, ...] = ()
+    """The same where an earlier own draft was wrong: right nevertheless. None at the first."""
     trained: Length | None = None
     """On the drafter's training samples, where they are there."""
     other_target: Length | None = None

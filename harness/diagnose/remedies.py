@@ -82,7 +82,7 @@ def _change(dossier: Dossier, cause: str, details: dict[str, str]) -> str | None
     """The exact change; None where the cause's own text says all there is."""
     engine = dossier.subject.engine
     trained, served = details.get("trained_layers"), details.get("served_layers")
-    declared = details.get("declared_layers", "what it says")
+    declared = details.get("declared_layers", "nothing of them")
     if trained is not None:
         return (
             f"write the layers {_spaced(trained)} (transformers' hidden_states) into the "

@@ -10,6 +10,7 @@ from harness.diagnose.rules import gap, training, wanted
 from harness.diagnose.rules.located import not_made
 from harness.diagnose.rules.measures import finite, first_rate, length, number, percent, rate
 
+SAMPLED = ("strict_rejection", "greedy_drafts_sampled")
 SURELY = {
     "certain": "The cause",
     "likely": "Probably the cause",
@@ -27,7 +28,8 @@ def sentence(dossier: Dossier, cause: str, stage: str | None, ranked: Sequence[R
     first = ranked[0]
     kin = _kin(cause)
     what = first.title + (f" (not to be told from: {kin})" if kin else "")
-    parts = [f"{SURELY[first.strength]}: {what}", *_cost(dossier), f"remedy: {first.remedy}"]
+    cost = _sampled_cost(dossier, cause) if cause in SAMPLED else _cost(dossier)
+    parts = [f"{SURELY[first.strength]}: {what}", *cost, f"remedy: {first.remedy}"]
     return "; ".join(parts) + "."
 
 
@@ -59,6 +61,21 @@ def _cost(dossier: Dossier) -> list[str]:
         f"it costs {lost} of the accepted drafts, {number(seen)} tokens a step instead of "
         f"{number(expected)} ({percent((seen - 1) / k)} of the drafts instead of "
         f"{percent((expected - 1) / k)}, k = {k})" + _break_even(dossier, seen, expected)
+    ]
+
+
+def _sampled_cost(dossier: Dossier, cause: str) -> list[str]:
+    """What is lost at a temperature, against what the two distributions imply."""
+    found = dossier.sampling
+    if found is None:
+        return []
+    seen, implied = length(found.observed), gap.implied(dossier)
+    could = finite(found.implied_sampled) if cause == SAMPLED[1] else length(implied)
+    if seen is None or could is None or could <= max(seen, 1.0):
+        return []
+    return [
+        f"it costs {percent((could - seen) / (could - 1))} of the accepted drafts at temperature "
+        f"{found.temperature:g}, {number(seen)} tokens a step instead of {number(could)}"
     ]
 
 

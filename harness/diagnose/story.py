@@ -78,12 +78,21 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def void(self) -> str | None:
         """Why nothing can be said; None where something can."""
-        return void_reason(self.dossier)
+        why = void_reason(self.dossier)
+        if why is None and self.diagnosis.cause == UNKNOWN and not self.found:
+            return self.diagnosis.verdict
+        return why
+
+    @property
+    def found(self) -> bool:
+        """Whether acceptance is lost, the cause named or its place."""
+        told = self.diagnosis
+        return told.collapse or told.stage is not None or told.cause not in (NONE, UNKNOWN)
 
     @property
     def exit_code(self) -> int:
         """0 nothing wrong, 1 a collapse, 3 the engine failed, 4 nothing can be said."""
-        if self.diagnosis.collapse or self.diagnosis.cause not in (NONE, UNKNOWN):
+        if self.found:
             return 1
         if self.failure is not None:
             return 3
@@ -172,23 +181,17 @@ def _unwanted(work: Work, name: str, options: Options) -> str | None:
         return "left out (--only)"
     if name in options.skip:
         return "left out (--skip)"
-    if options.thorough or not _known_enough(work.dossier):
-        return None
-    if decided(work.dossier, _conclude(work.dossier)):
-        return "not needed: the cause is certain without it"
+    if not options.thorough and _decided(work.dossier):
+        return "not needed: the verdict is certain without it"
     return None
 
 
-def _known_enough(dossier: Dossier) -> bool:
-    return all(getattr(dossier, n) is not None or n in dossier.skipped for n in NEEDED)
+def _decided(dossier: Dossier) -> bool:
+    """Whether the verdict is certain, and it is known how much was lost."""
+    from harness.diagnose.verdict import decided
 
-
-def decided(dossier: Dossier, diagnosis: Diagnosis) -> bool:
-    """Whether the first cause is certain, and it is known how much was lost."""
-    first = diagnosis.ranked[0] if diagnosis.ranked else None
-    named = diagnosis.cause not in (NONE, UNKNOWN)
-    certain = first is not None and first.strength == "certain"
-    return _known_enough(dossier) and named and certain
+    known = all(getattr(dossier, n) is not None or n in dossier.skipped for n in NEEDED)
+    return known and decided(dossier)
 
 
 def void_reason(dossier: Dossier) -> str | None:

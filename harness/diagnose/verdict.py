@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
 from harness.diagnose.records import Diagnosis, Dossier, Point, Ranked, Strength
 from harness.diagnose.remedies import details_of, remedy_of
-from harness.diagnose.rules import gap, training, wanted
+from harness.diagnose.rules import gap, training, verification, wanted
 from harness.diagnose.rules.located import located, looked_at, not_made, troubled
 from harness.diagnose.rules.points import points
 from harness.diagnose.rules.weights import GOOD, STRONG
@@ -106,6 +106,7 @@ def collapsed(dossier: Dossier) -> bool:
     """Whether surely fewer drafts are accepted than this drafter could be, or than drafters are."""
     return (
         gap.gap(dossier).there is True
+        or verification.rejects(dossier)
         or bool(wanted.better(dossier))
         or training.is_low(dossier) is True
     )
@@ -130,6 +131,10 @@ def decided(dossier: Dossier) -> bool:
     return first.strength == "certain" and lead(diagnosis.ranked) >= 2.0 and strongest >= STRONG
 
 
+def _mendable(cause: str) -> bool:
+    return CAUSES[cause].fixable
+
+
 def _next(dossier: Dossier, cause: str, ranked: Sequence[Ranked]) -> tuple[str, ...]:
     """What would settle it: experiments that were not made, and what tells the leaders apart."""
     missing = [f"make the experiment {name}" for name in not_made(dossier)]
@@ -137,6 +142,6 @@ def _next(dossier: Dossier, cause: str, ranked: Sequence[Ranked]) -> tuple[str, 
         return tuple(missing)
     leaders = [r for r in ranked if r.score > 0][:3]
     if cause != UNKNOWN and ranked[0].strength == "certain":
-        leaders = leaders[:1]
+        return ("write the corrected copy with --fix, and diagnose it",) if _mendable(cause) else ()
     settling = [f"{r.title}: {r.settles}" for r in leaders if r.settles]
     return (*settling, *(missing if cause == UNKNOWN else ()))

@@ -263,6 +263,40 @@ def _drawn(data: Any, request: str, width: int) -> Handed:
     )
 
 
+def test_drafts_that_come_later_are_joined_to_their_step(tmp_path: Path) -> None:
+    """As SGLang makes them: handed over in one batch, answered in another, or never."""
+    files = CallFiles(str(tmp_path))
+    none = torch.empty(0, dtype=torch.int64)
+    first = [_handed("cmpl-a-0-8f0a1b2c", none), _handed("b", none)]
+    files(first, 2)
+    files([_handed("c", none)], 1)
+    files.answer(["b", "c", "cmpl-a-0-8f0a1b2c"], torch.tensor([[1, 2], [3, 4], [5, 6]]))
+    files([_handed("b", none)], 1)
+    whole = read_whole(tmp_path)
+    assert whole.problems == ()
+    told = {name: [s.drafts.tolist() for s in steps] for name, steps in whole.steps.items()}
+    assert told == {"a": [[5, 6]], "b": [[1, 2], []], "c": [[3, 4]]}
+    assert [step.batch for step in whole.steps["b"]] == [3, 1]
+    (answer,) = tmp_path.glob("*-drafts.safetensors")
+    answer.write_bytes(b"gone")
+    damaged = read_whole(tmp_path)
+    assert len(damaged.problems) == 1
+    assert [len(step.drafts) for step in damaged.steps["b"]] == [0, 0]
+
+
+def _handed(request: str, drafts: torch.Tensor) -> Handed:
+    return Handed(
+        request=request,
+        kind="decode",
+        positions=torch.arange(3),
+        token_ids=torch.arange(3),
+        aux=torch.zeros(3, 2),
+        valid=1,
+        next_token=7,
+        drafts=drafts,
+    )
+
+
 class Scaled:
     """A fault as a plugin plants it: what the drafter is handed, spoiled on the way to it."""
 

@@ -9,7 +9,8 @@ of one, may share a folder. The requests' rows lie behind one another: `position
 int64 [R], `aux` [R, n * H] in the type it was handed over in; `lengths`, `valid` and `next_token`
 int64 [requests] (-1: none), `drafts` int64 [requests, k] and `proposed` int64 [requests], how many
 of these k count. The header's `call` is JSON: the call's number, the batch, and for each request
-its id, step and kind.
+its id, step and kind. Where drafts are made later than states are handed over, they come in a file
+of their own, `<start>-<answer>-drafts.safetensors`, with `drafts` and the header's `answer`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class CallFiles:
     def __init__(self, folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
         self.folder, self.start = folder, time.time_ns()
-        self.calls = 0
+        self.calls = self.answers = 0
         self.steps: dict[str, int] = {}
 
     def __call__(self, handed: Sequence[Handed], batch: int) -> None:
@@ -65,13 +66,24 @@ class CallFiles:
             step = self.steps.get(part.request, 0)
             self.steps[part.request] = step + 1
             told.append({"request": part.request, "step": step, "kind": part.kind})
-        path = os.path.join(self.folder, f"{self.start:016x}-{call:08d}.safetensors")
         header = {"call": json.dumps({"call": call, "batch": batch, "requests": told})}
+        self._save(f"{call:08d}", _tensors(handed), header)
+
+    def answer(self, requests: Sequence[str], drafts: torch.Tensor) -> None:
+        """Write the drafts int64 [requests, k] that were made for each one's last step."""
+        told = [{"request": each, "step": self.steps.get(each, 0) - 1} for each in requests]
+        self.answers += 1
+        self._save(
+            f"{self.answers - 1:08d}-drafts", {"drafts": drafts}, {"answer": json.dumps(told)}
+        )
+
+    def _save(self, name: str, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
+        path = os.path.join(self.folder, f"{self.start:016x}-{name}.safetensors")
         try:
-            save_file(_tensors(handed), f"{path}.partial", metadata=header)
+            save_file(tensors, f"{path}.partial", metadata=header)
             os.replace(f"{path}.partial", path)
         except (OSError, ValueError, RuntimeError) as error:
-            say(f"call {call} is not in the trace: {error}")
+            say(f"{os.path.basename(path)} is not in the trace: {error}")
 
 
 def _tensors(handed: Sequence[Handed]) -> dict[str, torch.Tensor]:

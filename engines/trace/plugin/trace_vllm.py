@@ -17,7 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from trace_files import CallFiles, Handed, call_plugins, say
+from trace_files import (  # type: ignore[import-not-found]  # by name, in the engine's process
+    CallFiles,
+    Handed,
+    call_plugins,
+    say,
+)
 
 
 class VllmTrace:
@@ -102,7 +107,7 @@ class _RunnerTrace:
     def _read(self, scheduled: Any, sampled: Any, *rest: Any, **named: Any) -> _Step:
         """The arguments are the runner's own; the attention metadata is the sixth behind these."""
         runner, batch = self.runner, self.runner.input_batch
-        metadata = named.get("common_attn_metadata", rest[5] if len(rest) > 5 else None)
+        metadata: Any = named.get("common_attn_metadata", rest[5] if len(rest) > 5 else None)
         requests = list(batch.req_ids)
         count = len(requests)
         offsets = metadata.query_start_loc_cpu.tolist()[: count + 1]

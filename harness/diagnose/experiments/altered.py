@@ -25,6 +25,9 @@ from training.unroll import shift
 if TYPE_CHECKING:
     from harness.diagnose.experiments.known import Knowledge
 
+MOST_WORK = 10**11
+"""Products that comparing two heads row by row may cost."""
+ALIKE = 0.5
 States = Callable[[Tensor], Tensor]
 """Aux states [rows, length, A] -> the same shape."""
 
@@ -153,9 +156,7 @@ def _target_embeddings(made: Eagle3Drafter, knowledge: Knowledge) -> bool:
     theirs, mine = knowledge.engine.model.embedding, made.embed_tokens.weight
     if theirs.shape != mine.shape or torch.equal(theirs.to(mine.dtype), mine):
         return False
-    made.embed_tokens = nn.Embedding(
-        *theirs.shape, _weight=theirs.detach().to(mine.dtype), _freeze=True
-    )
+    made.embed_tokens = nn.Embedding.from_pretrained(theirs.detach().to(mine.dtype))
     return True
 
 
@@ -181,6 +182,22 @@ def _from_t2d(made: Eagle3Drafter) -> Tensor:
     kept = made.t2d.nonzero().flatten()
     own = made.to_target(torch.arange(made.d2t.numel()))
     return kept if kept.numel() == own.numel() else own
+
+
+def _from_head(made: Eagle3Drafter, knowledge: Knowledge) -> bool:
+    """Each draft id stands for the target's token whose head row is most like its own.
+
+    Heads are trained from the target's rows. Rows that are like none of them say nothing.
+    """
+    theirs, mine = knowledge.engine.model.head.weight.t(), made.lm_head.weight
+    work = theirs.shape[0] * mine.numel()
+    if made.d2t is None or theirs.shape[1] != mine.shape[1] or work > MOST_WORK:
+        return False
+    alike = F.normalize(mine, dim=1) @ F.normalize(theirs.to(mine.dtype), dim=1).t()  # [D, V]
+    most, ids = alike.max(1)
+    if most.median() < ALIKE:
+        return False
+    return _table(lambda _: ids)(made, knowledge)
 
 
 def _rope(change_spec: Callable[[RopeSpec, Knowledge], RopeSpec]) -> Change:
@@ -317,6 +334,7 @@ _CHANGES: dict[str, Change] = {
     "d2t absolute": _table(lambda made: made.d2t.clone()),  # type: ignore[union-attr]
     "d2t ignored": _table(lambda made: torch.arange(made.spec.draft_vocab_size)),
     "d2t as t2d says": _table(_from_t2d),
+    "d2t as the head's rows say": _from_head,
     "rope scaling dropped": _rope(lambda rope, _: RopeSpec(theta=rope.theta)),
     "rope without mscale": _without_mscale,
     "target's rope": _rope(_target_rope),

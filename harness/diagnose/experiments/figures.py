@@ -47,7 +47,7 @@ def by_group(
     found = hits if hits.ndim == 1 else hits.sum(axis=1)
     y = np.bincount(group, weights=found)
     x = np.bincount(group) * each
-    return proportion(y, x)
+    return proportion(y.tolist(), x.tolist())
 
 
 def paired_gain(

@@ -42,7 +42,7 @@ def replay(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]]) -> Re
     replayed = as_batch(requests, knowledge.k)
     tie = TIES[dtype_of(knowledge)]
     agreed = _agreements(knowledge, replayed, tie)
-    fits = [_fit(name, found, replayed) for name, found in agreed.items()]
+    fits = [_fit(name, found, agreed[AS_DECLARED], replayed) for name, found in agreed.items()]
     # as declared comes first among equals: it is the first of the dict, and the sort is stable
     fits.sort(key=lambda fit: -(fit.agreement.share or 0.0) if fit.agreement else 0.0)
     own, group = agreed[AS_DECLARED], replayed.group
@@ -162,7 +162,7 @@ def _declared_chain(knowledge: Knowledge, replayed: Replayed) -> Tensor:
     return drafts.flatten(0, 1)[replayed.slots]
 
 
-def _fit(name: str, agreed: Tensor, replayed: Replayed) -> ReadingFit:
+def _fit(name: str, agreed: Tensor, declared: Tensor, replayed: Replayed) -> ReadingFit:
     real = (replayed.calls.drafts >= 0).numpy()
     group = replayed.group.numpy()
     found = agreed.numpy()
@@ -170,6 +170,7 @@ def _fit(name: str, agreed: Tensor, replayed: Replayed) -> ReadingFit:
     return ReadingFit(
         reading=name,
         agreement=by_group(found, group),
+        explains=by_group(agreed.all(1).numpy(), group, ~declared.all(1).numpy()),
         by_draft=tuple(p for p in each if p is not None),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ class Calls:
 
     first: Tensor
     decode: Tensor
+    last: Tensor
     before: Tensor
     drafts: Tensor
 
@@ -93,6 +95,11 @@ class Run(Unroll):
             return torch.where(decode, first + done, positions)
         if self.name == "positions ahead by one in decode":
             return positions + decode.long()
+        if self.name == "positions zero in decode":
+            return torch.where(decode, 0, positions)
+        if self.name == "positions zero from the prompt's last token on":
+            last = self.calls.last.flatten()[index]
+            return torch.where(decode | last, 0, positions)
         return positions
 
 
@@ -134,16 +141,39 @@ def agreement(
 
 def proposed(drafter: Eagle3Drafter, normed: Tensor, tokens: Tensor, tie: float) -> Tensor:
     """Whether the target's ids `tokens` [M] are the likeliest for states [M, H], or tie, [M]."""
-    ids = drafter.to_target(torch.arange(drafter.spec.draft_vocab_size))
-    size = drafter.spec.vocab_size
-    back = torch.full((size,), -1)  # the target's id -> the draft id
-    inside = (ids >= 0) & (ids < size)
-    back[ids[inside]] = torch.arange(ids.numel())[inside]
-    mine = torch.where((tokens >= 0) & (tokens < size), back[tokens.clamp(0, size - 1)], -1)
-    chunk = max(CHUNK // drafter.spec.draft_vocab_size, 1)
+    mine = draft_ids(drafter, tokens)
     found = []
-    for part, draft in zip(normed.split(chunk), mine.split(chunk), strict=True):
-        logits = drafter.logits(part).float()
+    for logits, draft in _by_parts(drafter, normed, mine):
         own = logits.gather(1, draft.clamp_min(0)[:, None]).squeeze(1)
         found.append((draft >= 0) & (own >= logits.amax(-1) - tie))
     return torch.cat(found)
+
+
+def log_chance(drafter: Eagle3Drafter, normed: Tensor, tokens: Tensor) -> Tensor:
+    """log q of the target's ids `tokens` [M] for states [M, H]; -inf where no draft id is one."""
+    mine = draft_ids(drafter, tokens)
+    found = []
+    for logits, draft in _by_parts(drafter, normed, mine):
+        own = logits.log_softmax(-1).gather(1, draft.clamp_min(0)[:, None]).squeeze(1)
+        found.append(own.masked_fill(draft < 0, -torch.inf))
+    return torch.cat(found)
+
+
+def draft_ids(drafter: Eagle3Drafter, tokens: Tensor) -> Tensor:
+    """The draft ids [M] that stand for the target's ids [M]; -1 where none does."""
+    size = drafter.spec.vocab_size
+    ids = drafter.to_target(torch.arange(drafter.spec.draft_vocab_size))
+    inside = (ids >= 0) & (ids < size)
+    back = torch.full((size,), -1)
+    back[ids[inside]] = torch.arange(ids.numel())[inside]
+    known = (tokens >= 0) & (tokens < size)
+    return torch.where(known, back[tokens.clamp(0, size - 1)], -1)
+
+
+def _by_parts(
+    drafter: Eagle3Drafter, normed: Tensor, ids: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Float logits of a part of the states at a time, and the ids [M] that belong to them."""
+    size = max(CHUNK // drafter.spec.draft_vocab_size, 1)
+    for part, own in zip(normed.split(size), ids.split(size), strict=True):
+        yield drafter.logits(part).float(), own

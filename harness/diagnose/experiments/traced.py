@@ -214,7 +214,10 @@ def as_batch(requests: Sequence[Traced], k: int) -> Replayed:
     length = captured.batch.ids.shape[1]
     first = captured.batch.positions.clone()
     decode = torch.zeros_like(first, dtype=torch.bool)
-    slots, before, drafts = [], [], []
+    last = torch.zeros_like(decode)
+    slots: list[int] = []
+    before: list[int] = []
+    drafts: list[list[int]] = []
     facts: dict[str, list[int]] = {
         "group": [],
         "since": [],
@@ -228,6 +231,7 @@ def as_batch(requests: Sequence[Traced], k: int) -> Replayed:
             first[row, at] = int(step.positions[0])
             decode[row, at] = step.kind == "decode"
         for call in one.calls:
+            last[row, call.slot] |= call.step.kind == "prefill"
             before.append(len(slots) - (call.since > 0))
             slots.append(row * length + call.slot)
             drafts.append((call.drafts + [-1] * k)[:k])
@@ -239,6 +243,7 @@ def as_batch(requests: Sequence[Traced], k: int) -> Replayed:
     calls = Calls(
         first=first,
         decode=decode,
+        last=last,
         before=torch.tensor(before),
         drafts=torch.tensor(drafts),
     )

@@ -20,13 +20,17 @@ from harness.diagnose.experiments.expected import (
 )
 from harness.diagnose.experiments.figures import paired_gain, proportion
 from harness.diagnose.experiments.known import Knowledge, Text, batch_of, hidden_states
-from harness.diagnose.experiments.running import chain
+from harness.diagnose.experiments.running import Run, best, log_chance
 from harness.diagnose.readings import AS_DECLARED, READINGS, Reading, layers_reading
 from harness.diagnose.records import Length, Proportion, ReadingFit, Wanted
 from training.unroll import Captured, shift
 
 MOST_SETS = 60
 """Sets of other layers that are tried; beyond, only those that change one slot at a time."""
+FEW = 3
+"""Texts of a first look."""
+WORSE = 0.3
+"""Nats a token by which a set of layers is worse there than the checkpoint's, and left out."""
 SAMPLES = 12
 """Of the drafter's training."""
 
@@ -38,6 +42,7 @@ class _Tried:
     reading: Reading
     drafts: Tensor  # [rows, length, k]
     accepted: list[tuple[float, float]]  # by text: drafts accepted, slots
+    losses: list[tuple[float, float]]  # by text: -log q of the first drafts' tokens, of so many
 
 
 def want(knowledge: Knowledge) -> Wanted:
@@ -77,10 +82,31 @@ def _candidates(knowledge: Knowledge, captured: Captured) -> Iterator[tuple[Alte
             yield altered, _branches(knowledge, feed_forward="feed-forward" in reading.name)
         else:
             yield altered, captured
-    for reading in layer_readings(knowledge):
-        altered = alter(reading, knowledge)
-        if altered is not None and reading.layers is not None:
-            yield altered, knowledge.captured(reading.layers)
+    for reading in _likely(knowledge, layer_readings(knowledge)):
+        assert reading.layers is not None
+        yield (
+            Altered(reading=reading, drafter=knowledge.drafter),
+            knowledge.captured(reading.layers),
+        )
+
+
+def _likely(knowledge: Knowledge, readings: Iterator[Reading]) -> Iterator[Reading]:
+    """Without those of the many sets of other layers that a first look at few texts excludes."""
+    few = like(knowledge, knowledge.texts[:FEW])
+
+    def loss(reading: Reading | None) -> float:
+        altered = Altered(reading=reading or READINGS[AS_DECLARED], drafter=few.drafter)
+        captured = few.captured(None if reading is None else reading.layers)
+        run = Run(altered, captured, answer_slots(few, captured).flatten().nonzero().flatten())
+        true = shift(captured.batch.ids, 2).flatten()[run.slots]
+        with torch.no_grad():
+            logs = log_chance(few.drafter, run.step(run.text(0)), true)
+        return -logs[logs.isfinite()].mean().item()
+
+    most = loss(None) + WORSE
+    for reading in readings:
+        if reading.cause != "layers_other" or len(knowledge.texts) <= FEW or loss(reading) < most:
+            yield reading
 
 
 def _branches(knowledge: Knowledge, *, feed_forward: bool) -> Captured:
@@ -133,10 +159,34 @@ def _layer_sets(knowledge: Knowledge) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _tried(altered: Altered, knowledge: Knowledge, captured: Captured, slots: Tensor) -> _Tried:
-    drafts = chain(altered, captured, knowledge.k, slots)
+    drafts, losses = _drafts(altered, captured, knowledge.k, slots)
     prefix = _right(drafts, captured).cumprod(-1).sum(-1) * slots  # [rows, length]
     pairs = list(zip(prefix.sum(1).tolist(), slots.sum(1).tolist(), strict=True))
-    return _Tried(reading=altered.reading, drafts=drafts, accepted=pairs)
+    return _Tried(reading=altered.reading, drafts=drafts, accepted=pairs, losses=losses)
+
+
+@torch.no_grad()
+def _drafts(
+    altered: Altered, captured: Captured, k: int, slots: Tensor
+) -> tuple[Tensor, list[tuple[float, float]]]:
+    """What `chain` gives, and each row's -log q of the first drafts' true tokens, and how many.
+
+    A token that no draft id stands for has no q, and is left out.
+    """
+    run = Run(altered, captured, slots.flatten().nonzero().flatten())
+    normed = run.step(run.text(0))
+    true = shift(captured.batch.ids, 2).flatten()[run.slots]
+    logs = log_chance(altered.drafter, normed, true)
+    row = run.slots // captured.batch.ids.shape[1]
+    known = logs.isfinite()
+    count = len(captured.batch.ids)
+    total = torch.zeros(count).index_add(0, row, torch.where(known, -logs, 0.0))
+    of = torch.zeros(count).index_add(0, row, known.float())
+    tokens = [best(altered.drafter, normed)]
+    while len(tokens) < k:
+        tokens.append(best(altered.drafter, run.step(run.fed(tokens[-1], len(tokens)))))
+    losses = list(zip(total.tolist(), of.tolist(), strict=True))
+    return run.everywhere(torch.stack(tokens, dim=-1)), losses
 
 
 def _right(drafts: Tensor, captured: Captured) -> Tensor:
@@ -153,13 +203,25 @@ def _right(drafts: Tensor, captured: Captured) -> Tensor:
 
 
 def _fit(tried: _Tried, base: _Tried, knowledge: Knowledge, captured: Captured) -> ReadingFit:
+    lost, of = (sum(column) for column in zip(*tried.losses, strict=True))
     fit = ReadingFit(
-        reading=tried.reading.name, acceptance=acceptance(knowledge, captured, tried.drafts)
+        reading=tried.reading.name,
+        acceptance=acceptance(knowledge, captured, tried.drafts),
+        loss=lost / of if of else None,
     )
     if tried is base:
         return msgspec.structs.replace(fit, gain=0.0)
     gain, low, high = paired_gain(tried.accepted, base.accepted)
-    return msgspec.structs.replace(fit, gain=gain, gain_low=low, gain_high=high)
+    less, least, most = paired_gain(base.losses, tried.losses)
+    return msgspec.structs.replace(
+        fit,
+        gain=gain,
+        gain_low=low,
+        gain_high=high,
+        loss_less=less,
+        loss_less_low=least,
+        loss_less_high=most,
+    )
 
 
 def _by_step(right: Tensor, slots: Tensor, *, after_wrong: bool) -> tuple[Proportion, ...]:
@@ -219,10 +281,11 @@ def _trained(knowledge: Knowledge) -> Length | None:
             texts.append(Text(prompt=prompt, answer=answer, beyond=[], states=states))
     if not texts:
         return None
-    return expect(_like(knowledge, texts)).acceptance
+    return expect(like(knowledge, texts)).acceptance
 
 
-def _like(knowledge: Knowledge, texts: Sequence[Text]) -> Knowledge:
+def like(knowledge: Knowledge, texts: Sequence[Text]) -> Knowledge:
+    """The same target and drafter with other texts."""
     return Knowledge(
         subject=knowledge.subject,
         engine=knowledge.engine,

@@ -179,7 +179,13 @@ class Work:
     def round(self, way: Way, questions: Sequence[Question]) -> Asked:
         """Questions asked in one way; what was asked before is taken from the folder."""
         if way.name not in self._rounds:
-            self._rounds[way.name] = self.server().ask(questions, way, self.progress)
+            server = self.server()
+            try:
+                self._rounds[way.name] = server.ask(questions, way, self.progress)
+            except EngineFailed as error:
+                if server.gone() is not None:  # it would die of the same questions again
+                    self.failure, self._no_server = error, one_line(str(error))
+                raise
             self.folder.keep(ROUNDS, self._rounds, 0.0)
             self._traced = None
         return self._rounds[way.name]

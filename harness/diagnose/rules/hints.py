@@ -17,6 +17,8 @@ from harness.diagnose.rules.weights import GOOD, STRONG, WEAK, of_stage, point
 
 SEVERE = {"error": GOOD, "warning": WEAK + 0.5, "note": 0.5}
 LOOPS = 0.3
+AT_ONCE = "requests at once"
+"""The toggle whose `a` is one request at a time, and `b` as many as are served."""
 
 
 def hint_points(dossier: Dossier) -> list[Point]:
@@ -43,22 +45,28 @@ def _audit(dossier: Dossier) -> list[Point]:
 
 def _toggles(dossier: Dossier) -> list[Point]:
     """A switch that changes the acceptance points to its cause; one that changes nothing, away."""
-    return [p for toggle in dossier.toggles if (p := _toggle(toggle)) is not None]
+    return [p for toggle in dossier.toggles for p in _toggle(toggle)]
 
 
-def _toggle(toggle: Toggle) -> Point | None:
+def _toggle(toggle: Toggle) -> list[Point]:
+    """Of a toggle `a` is how it is served: there is a fault if `b` is better."""
     if toggle.cause not in CAUSES or toggle.verdict == "undecided":
-        return None
+        return []
     says = f"{toggle.what}: {span(toggle.length_a)} tokens a step with {toggle.a}, "
     says += f"{span(toggle.length_b)} with {toggle.b}"
-    if toggle.verdict == "same":
-        return point(toggle.cause, -GOOD, says, f"toggle {toggle.what}")
+    name = f"toggle {toggle.what}"
+    crowd = toggle.what == AT_ONCE  # `a` is one request alone: there the crowd is what may harm
+    if toggle.verdict != ("a" if crowd else "b"):
+        return [point(toggle.cause, -GOOD, says, name)]
     worse, better = toggle.length_a, toggle.length_b
-    if toggle.verdict == "a":
+    if crowd:
         worse, better = better, worse
     share = lost(worse, better) or 0.0
     weight = STRONG + WEAK if share > 0.2 else STRONG if share > 0.05 else GOOD
-    return point(toggle.cause, weight, says, f"toggle {toggle.what}")
+    if crowd:  # the toggle does not tell whether states or proposals are another request's
+        both = dict.fromkeys((toggle.cause, "proposals_other_request"))
+        return [point(cause, GOOD, says, name) for cause in both]
+    return [point(toggle.cause, weight, says, name)]
 
 
 def _prompts(dossier: Dossier) -> list[Point]:
@@ -70,7 +78,7 @@ def _prompts(dossier: Dossier) -> list[Point]:
     says = f"{percent(share)} of the answers loop or repeat themselves"
     if share < LOOPS:
         return [point("degenerate_text", -GOOD, says, "expected")]
-    weight = GOOD if training.is_low(dossier) else WEAK
+    weight = WEAK if not training.is_low(dossier) else STRONG if share >= 0.5 else GOOD
     return [point("degenerate_text", weight, says, "expected")]
 
 
@@ -87,7 +95,7 @@ def _controls(dossier: Dossier) -> list[Point]:
         engine = of_stage("execution", "verification", "counting")
         return [
             *(point(cause, -WEAK, says, "controls") for cause in engine),
-            *(point(c, WEAK, says, "controls") for c in ("undertrained", "template")),
+            *(point(c, WEAK / 2, says, "controls") for c in ("undertrained", "template")),
         ]
     return []
 
@@ -98,5 +106,6 @@ def _nothing_accepted(dossier: Dossier) -> list[Point]:
     if seen is None or seen.counts.drafts < 50 or seen.counts.accepted > 0:
         return []
     says = f"not one of {seen.counts.drafts:,d} steps accepted a draft"
+    audit = {f.cause for f in dossier.audit.findings} if dossier.audit is not None else set()
     named = ("wrong_method", "vocabulary_map", "states_zero")
-    return [point(cause, WEAK, says, "observed") for cause in named]
+    return [point(c, GOOD if c in audit else WEAK, says, "observed") for c in named]

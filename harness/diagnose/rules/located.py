@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from harness.diagnose.records import Dossier, Point
 from harness.diagnose.rules import execution, gap, states, target, training, wanted
+from harness.diagnose.rules.measures import shorter
 from harness.diagnose.rules.weights import STRONG
 
 EXPERIMENTS = ("audit", "expected", "observed", "states", "replay", "wanted", "target")
@@ -29,13 +30,23 @@ def made(dossier: Dossier, name: str) -> bool:
 
 def not_made(dossier: Dossier) -> list[str]:
     """The experiments that could still be made."""
-    names = [*EXPERIMENTS, *(["sampling"] if gap.sampled(dossier) else [])]
+    names = [*EXPERIMENTS, *(["sampling"] if _asked_sampled(dossier) else [])]
     return [n for n in names if not made(dossier, n) and n not in dossier.skipped]
+
+
+def _asked_sampled(dossier: Dossier) -> bool:
+    return gap.sampled(dossier) or dossier.subject.temperature > gap.GREEDY
+
+
+def under_load(dossier: Dossier) -> bool:
+    """Whether surely fewer drafts were accepted in the stored run than on the same server now."""
+    observed = dossier.observed
+    return observed is not None and shorter(observed.in_run, observed.acceptance, least=0.1)
 
 
 def looked_at(dossier: Dossier) -> bool:
     """Whether every place was looked at where a fault could be."""
-    needed = [*NEEDED, *(["sampling"] if gap.sampled(dossier) else [])]
+    needed = [*NEEDED, *(["sampling"] if _asked_sampled(dossier) else [])]
     return not set(needed) & set(not_made(dossier)) and (
         made(dossier, "expected") or made(dossier, "observed")
     )
@@ -47,7 +58,7 @@ def troubled(dossier: Dossier, found: Sequence[Point]) -> bool:
     Rows a little off, or a hint of the audit, are no fault where nothing is lost by them.
     """
     strong = [p for p in found if p.weight >= STRONG - 0.5 and p.experiment != "audit"]
-    if strong or training.is_low(dossier):
+    if strong or training.is_low(dossier) or under_load(dossier):
         return True
     if gap.gap(dossier).there is not None:
         return gap.gap(dossier).there is True or _odd_execution(dossier)
@@ -76,6 +87,8 @@ def located(dossier: Dossier) -> str:
         return "in the drafter: its checkpoint or its training"
     if wanted.better(dossier):
         return BETWEEN["expected"]
+    if under_load(dossier):
+        return "in what the stored run did otherwise: its prompts, its load or its batches"
     return "between the expected and the observed acceptance, and no further"
 
 

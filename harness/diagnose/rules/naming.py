@@ -35,7 +35,7 @@ def cause_of_reading(name: str) -> str | None:
 
 
 StateKind = Literal[
-    "hidden", "normed", "branch", "embedding", "other request", "previous step", "else"
+    "hidden", "normed", "branch", "partial", "embedding", "other request", "previous step", "else"
 ]
 
 
@@ -52,7 +52,7 @@ def candidate_of(name: str) -> Candidate:
     text = name.strip().lower()
     move = re.search(r"@ ?([+-]?\d{1,4})", text)
     moved = int(move[1]) if move else 0
-    indexed = re.match(r"(hidden|normed|branch)\[(\d{1,4})\]", text)
+    indexed = re.match(r"(hidden|normed|branch|partial)\[(\d{1,4})\]", text)
     layer = int(indexed[2]) if indexed else None
     for word in ("other request", "previous step"):
         if word in text:

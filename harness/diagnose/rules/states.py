@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -98,7 +98,7 @@ def _explained(slot: SlotFit, floor: float) -> Slot:
         kind = best.kind
     elif best.moved:
         kind = "moved"
-    elif best.kind in ("normed", "branch"):
+    elif best.kind in ("normed", "branch", "partial"):
         kind = best.kind
     else:
         kind = "layer" if best.kind in ("hidden", "embedding") else "unexplained"
@@ -152,7 +152,8 @@ def _by_kind(dossier: Dossier, bad: list[Slot]) -> list[Point]:
             continue
         most = 2 * len(slots) > len(bad)
         weight = DECISIVE if most and all(s.sure for s in slots) else STRONG if most else GOOD
-        if kind in ("noisy", "partial") or reused:
+        plain = slots[0].fit.best.candidate.startswith("partial")
+        if kind == "noisy" or (kind == "partial" and not plain) or reused:
             weight = min(weight, GOOD)  # such rows follow from much else as well
         says = _says(kind, slots[0])
         found.append(point(cause, weight, says, NAME))
@@ -168,8 +169,8 @@ def _kin(kind: Kind, slots: list[Slot], says: str, dossier: Dossier) -> list[Poi
     if kind == "noisy" and _target_is_right(dossier):
         return [point("states_noisy", GOOD, f"{says}; the target itself is computed right", NAME)]
     share = max((finite(s.fit.bad_share) or 0.0) for s in slots)
-    if kind in ("zero", "previous step") and share < 0.7:
-        some = f"only {percent(share)} of a slot's rows are so: some steps or requests are left out"
+    if kind in ("zero", "previous step") and share < 0.9:
+        some = f"{says}: some steps or requests may be left out"
         return [point("states_skipped", GOOD, some, NAME)]
     if kind == "moved" and all(s.fit.where == "decode" for s in slots):
         return [point("states_stale", GOOD, f"{says}, in decode steps alone", NAME)]
@@ -228,7 +229,9 @@ def _by_layers(dossier: Dossier, bad: list[Slot]) -> list[Point]:
     if layers is None:
         return [point("layers_other", GOOD, _says("layer", slot), NAME)]
     wanted, got = layers
-    cause = naming.layers_cause(wanted, got, default=_default(dossier), named=names_layers(dossier))
+    cause = naming.layers_cause(
+        wanted, got, default=_default(dossier), named=names_layers(dossier, wanted)
+    )
     says = (
         f"the drafter is handed the states of layers {_list(got)}, and its checkpoint "
         f"asks for {_list(wanted)} ({_says('layer', slot)})"
@@ -242,10 +245,11 @@ def _by_layers(dossier: Dossier, bad: list[Slot]) -> list[Point]:
     ]
 
 
-def names_layers(dossier: Dossier) -> bool:
+def names_layers(dossier: Dossier, layers: Sequence[int] | None) -> bool:
+    """Whether the checkpoint names its layers. Unread, it does not if they are the default's."""
     audit = dossier.audit
     if audit is None:
-        return True
+        return layers is None or tuple(layers) != _default(dossier)
     return audit.aux_layers is not None and not any(
         f.cause == "layers_default" for f in audit.findings
     )

@@ -7,6 +7,7 @@ from harness.diagnose.rules import wanted as readings
 from harness.diagnose.rules.measures import (
     above,
     counted,
+    finite,
     known,
     lost,
     percent,
@@ -63,13 +64,25 @@ def _low(dossier: Dossier) -> list[Point]:
     tried = readings.is_best(dossier) is True
     if tried:
         says += ", and no other reading of the drafter does better"
-    weight = STRONG if tried else GOOD
-    return [
-        point("undertrained", weight, says, NAME),
-        point("trained_on_mixed_states", weight - WEAK, says, NAME),
-        point("tensors_damaged", WEAK, says, NAME),
-        point("other_target", WEAK, says, NAME),
-    ]
+    weight = STRONG - 0.5 if tried else GOOD
+    if _loops(dossier):
+        weight -= WEAK  # on such text no drafter shows what it has learnt
+    found = {"undertrained": weight, "trained_on_mixed_states": weight - WEAK}
+    found |= {"tensors_damaged": WEAK, "other_target": WEAK}
+    found |= {cause: max(GOOD, found.get(cause, 0.0)) for cause in _audited(dossier)}
+    return [point(cause, weight, says, NAME) for cause, weight in sorted(found.items())]
+
+
+def _audited(dossier: Dossier) -> set[str]:
+    """Causes in the checkpoint that the audit points to: it would be read badly so."""
+    findings = () if dossier.audit is None else dossier.audit.findings
+    of = {f.cause for f in findings if f.severity != "note"}
+    return of & set(of_stage("checkpoint", "target", "prompts"))
+
+
+def _loops(dossier: Dossier) -> bool:
+    share = None if dossier.expected is None else finite(dossier.expected.degenerate_share)
+    return share is not None and share >= 0.5
 
 
 def _unnormed(dossier: Dossier) -> list[Point]:

@@ -83,7 +83,7 @@ def _sampled(dossier: Dossier) -> list[Point]:
     says = f"{at} {span(seen)} tokens a step, and the two distributions imply "
     says += f"{number(sampled)} for drawn drafts, {number(greedy)} for the likeliest"
     points: list[Point] = []
-    strict = shorter(seen, implied, least=0.1, looks=gap.LOOKS)
+    strict = rejects(dossier)
     if strict:
         share = lost(seen, implied)
         says += f": {percent(share)} of what the drafts should bring is rejected"
@@ -92,6 +92,14 @@ def _sampled(dossier: Dossier) -> list[Point]:
     elif length(seen) is not None:
         points.append(point("strict_rejection", -STRONG, says, "sampling"))
     return [*points, *_greedy_price(dossier, sampled, greedy, at, strict)]
+
+
+def rejects(dossier: Dossier) -> bool:
+    """Whether surely fewer sampled drafts are accepted than the distributions imply."""
+    found = dossier.sampling
+    if found is None:
+        return False
+    return shorter(found.observed, gap.implied(dossier), least=0.1, looks=gap.LOOKS)
 
 
 def _greedy_price(

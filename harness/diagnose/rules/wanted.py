@@ -91,6 +91,8 @@ def _named(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
     best = fits[0]
     equals = [r for r in fits if _equal(r, best)]
     rivals = {cause_in(dossier, r) for r in equals}
+    if rivals <= set(naming.LAYERS):
+        rivals = {cause_in(dossier, best)}  # neighbouring layers are alike; the best list counts
     found: dict[str, Point] = {}
     for fit in fits:
         cause = cause_in(dossier, fit)
@@ -99,6 +101,8 @@ def _named(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
         weight = WEAK
         if fit in equals:
             weight = DECISIVE if len(rivals) == 1 else STRONG
+            if cause not in rivals:
+                weight = GOOD
             weight += WEAK / 2 if fit is best else 0.0
         says = _says(fit, base(dossier))
         if fit.reading in engine_does:
@@ -119,11 +123,13 @@ def cause_in(dossier: Dossier, fit: ReadingFit) -> str | None:
     reading = naming.reading_of(fit.reading)
     cause = naming.cause_of_reading(fit.reading)
     own = declared_layers(dossier)
-    if reading is None or reading.layers is None or own is None:
+    if reading is None or reading.layers is None:
         return cause
-    return naming.layers_cause(
-        own, reading.layers, default=None, named=states.names_layers(dossier)
-    )
+    if not states.names_layers(dossier, own):
+        return "layers_default"
+    if own is None:
+        return cause
+    return naming.layers_cause(own, reading.layers, default=None, named=True)
 
 
 def declared_layers(dossier: Dossier) -> tuple[int, ...] | None:
@@ -171,7 +177,7 @@ def _tried_causes(dossier: Dossier) -> dict[str, ReadingFit]:
     assert dossier.wanted is not None
     found: dict[str, ReadingFit] = {}
     for fit in dossier.wanted.readings:
-        cause = None if naming.is_declared(fit.reading) else cause_in(dossier, fit)
+        cause = naming.cause_of_reading(fit.reading)
         if cause is None or fit.acceptance is None or fit.acceptance.counts.drafts < 20:
             continue
         if cause not in found or _order(fit) < _order(found[cause]):
@@ -184,8 +190,15 @@ def _order(fit: ReadingFit) -> tuple[float, str]:
 
 
 def first_of_text(dossier: Dossier) -> Proportion | None:
-    """How often the declared drafter's first draft is right, over as much text as was looked at."""
-    wanted = dossier.wanted
+    """How often the declared drafter's first draft is right, over as much text as was looked at.
+
+    Where its draft vocabulary lacks tokens, as if it had them: it could not learn those.
+    """
+    wanted, expected = dossier.wanted, dossier.expected
+    if expected is not None:
+        whole, own = first_rate(expected.without_vocabulary_loss), first_rate(expected.acceptance)
+        if whole is not None and own is not None and (rate(whole) or 0.0) > (rate(own) or 0.0):
+            return whole
     if wanted is not None and wanted.by_step and wanted.by_step[0].of > 0:
         return wanted.by_step[0]
     return first_rate(base(dossier))

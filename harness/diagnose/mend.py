@@ -1,0 +1,317 @@
+"""`--fix`: the corrected checkpoint or plan for a cause in our power, and the proof that it is one.
+
+What is written is diagnosed again. Where that names another cause in our power, of two faults at
+once, it is mended too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from drafters.convert import convert
+from drafters.engines import Engine
+from drafters.spec import DrafterError
+from engines.base import EngineError
+from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
+from harness.diagnose.experiments.work import Options
+from harness.diagnose.records import Diagnosis, Dossier, Length, Ranked, Subject
+from harness.diagnose.story import Outcome, run
+from harness.errors import HarnessError, UsageError, one_line
+from harness.measure.store import to_json, write_atomic
+from harness.progress import Progress
+
+if TYPE_CHECKING:
+    from harness.diagnose.experiments.known import Knowledge
+
+WITHIN = 0.02
+"""The accepted share of drafts may be so far from what is expected."""
+MOST = 3
+"""Faults that are mended one after another."""
+DRAFTER, RECORD, SETS = "drafter", "mended.json", "sets.txt"
+_METHOD = ("--speculative-config.method", "-sc.method", "--speculative-algorithm")
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause and what was changed for it. `sets`: items of `--set`."""
+
+    cause: str
+    changes: tuple[str, ...]
+    sets: tuple[str, ...] = ()
+
+
+class Mended(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--fix` did. Rates are accepted of drafted tokens; `proven`: see `WITHIN`.
+
+    `drafter`: the corrected checkpoint, None where the plan alone is. `why_not`: what could not be
+    mended, and why. `left`: the cause that is still called.
+    """
+
+    changes: tuple[Change, ...]
+    drafter: str | None
+    before: float | None
+    expected: float | None
+    after: float | None
+    proven: bool
+    left: str | None = None
+    why_not: str | None = None
+
+
+def mend(
+    found: Outcome,
+    prompts: Sequence[Sequence[int]],
+    out: Path,
+    *,
+    progress: Progress,
+    options: Options,
+) -> Mended:
+    """Mend what the diagnosis names, prove it, and write both into the new folder `out`.
+
+    Raises `UsageError` where `out` is in use, or nothing that is named is in our power.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--fix {out}: exists already; name a new folder")
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        mended = _mend(found, prompts, partial, progress, options)
+        told = mended.drafter and str(out.resolve() / DRAFTER)
+        write_atomic(partial / RECORD, to_json(msgspec.structs.replace(mended, drafter=told)))
+        if out.exists():
+            out.rmdir()
+        os.replace(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return msgspec.structs.replace(mended, drafter=told)
+
+
+def try_to_mend(
+    found: Outcome,
+    prompts: Sequence[Sequence[int]],
+    out: Path,
+    *,
+    progress: Progress,
+    options: Options,
+) -> Mended | str:
+    """`mend`, or in one line why nothing could be: the diagnosis stands either way."""
+    try:
+        return mend(found, prompts, out, progress=progress, options=options)
+    except (HarnessError, DrafterError, EngineError) as error:
+        return str(error)
+
+
+def _mend(
+    found: Outcome,
+    prompts: Sequence[Sequence[int]],
+    place: Path,
+    progress: Progress,
+    options: Options,
+) -> Mended:
+    subject, ended = found.dossier.subject, found
+    changes: list[Change] = []
+    why_not: str | None = None
+    asked = [tuple(p) for p in prompts]
+    for turn in range(1, MOST + 1):
+        try:
+            change, subject, asked, options = _once(
+                ended, subject, asked, place / f"{DRAFTER}-{turn}", options
+            )
+        except (UsageError, DrafterError) as error:
+            if not changes:
+                raise
+            why_not = str(error)
+            break
+        changes.append(change)
+        progress.say(f"mended: {CAUSES[change.cause].title}: {'; '.join(change.changes)}")
+        ended = run(subject, asked, place / f"proof-{turn}", progress=progress, options=options)
+        if ended.diagnosis.cause == NONE or not ended.found:
+            break
+    drafter = _kept(place, subject, found.dossier.subject)
+    _write_sets(place, changes)
+    expected, after = _rates(ended.dossier)
+    near = expected is not None and after is not None and abs(expected - after) <= WITHIN
+    return Mended(
+        changes=tuple(changes),
+        drafter=None if drafter is None else str(drafter),
+        before=_rates(found.dossier)[1],
+        expected=expected,
+        after=after,
+        proven=near and not ended.found,
+        left=ended.diagnosis.cause if ended.found else None,
+        why_not=why_not,
+    )
+
+
+Asked = list[tuple[int, ...]]
+
+
+def _once(
+    found: Outcome, subject: Subject, asked: Asked, place: Path, options: Options
+) -> tuple[Change, Subject, Asked, Options]:
+    """The first cause that can be mended; the subject, prompts and options that follow."""
+    ranked = _fixable(found.diagnosis)
+    if ranked.cause == "template":
+        return _other_form(subject, asked, options)
+    if ranked.cause == "wrong_method":
+        return _right_method(subject, asked, options)
+    changes = _written(found.dossier, ranked, subject, asked, place)
+    change = Change(cause=ranked.cause, changes=changes)
+    mended = msgspec.structs.replace(subject, drafter=str(place), run=None)
+    return change, mended, asked, options
+
+
+def _fixable(diagnosis: Diagnosis) -> Ranked:
+    """The named cause, or the one ahead where none is: the proof tells whether it was it.
+
+    Raises `UsageError` where it is not in our power.
+    """
+    named = [r for r in diagnosis.ranked if r.cause == diagnosis.cause]
+    ahead = [r for r in diagnosis.ranked if r.score > 0 and diagnosis.cause == UNKNOWN]
+    first = next(iter([*named, *ahead]), None)
+    if first is None or diagnosis.cause == NONE:
+        raise UsageError(f"--fix: no cause is named, so nothing is mended: {diagnosis.verdict}")
+    if not CAUSES[first.cause].fixable:
+        raise UsageError(
+            f"--fix: {first.title}: no checkpoint and no plan mends that; {first.remedy}"
+        )
+    return first
+
+
+def _written(
+    dossier: Dossier, ranked: Ranked, subject: Subject, asked: Asked, place: Path
+) -> tuple[str, ...]:
+    """The corrected checkpoint in `place`; what was changed.
+
+    Raises `UsageError`, `DrafterError`.
+    """
+    reading = ranked.details.get("reading")
+    if ranked.details.get("channel") == "wanted" and reading is not None:
+        from harness.diagnose.experiments.materialise import write_reading
+
+        return write_reading(_known(subject, asked), reading, place)
+    if subject.url is not None and ranked.cause.startswith("layers_"):
+        return _converted(subject, place)
+    raise UsageError(
+        f"--fix: {ranked.title}: the checkpoint is right as it is, and {subject.engine} makes "
+        f"something else of it; {ranked.remedy}"
+    )
+
+
+def _known(subject: Subject, asked: Asked) -> Knowledge:
+    from harness.diagnose.experiments.known import know
+
+    return know(subject, asked[:1], max_tokens=2)
+
+
+def _converted(subject: Subject, place: Path) -> tuple[str, ...]:
+    """A server that runs already was given the folder as it is: what it reads is written anew."""
+    if subject.engine not in ("vllm", "sglang"):
+        raise UsageError(f"--fix: name the engine that serves at {subject.url} with --engine")
+    to: Engine = "vllm" if subject.engine == "vllm" else "sglang"
+    told = convert(Path(subject.drafter), to, place, target_path=Path(subject.target))
+    return (f"layer ids {told.source_ids} are written as {told.written_ids} for {to}", *told.notes)
+
+
+def _other_form(
+    subject: Subject, asked: Asked, options: Options
+) -> tuple[Change, Subject, Asked, Options]:
+    """The prompts in the form of the drafter's training: through the chat template, or raw."""
+    if not options.other_form:
+        raise UsageError(
+            "--fix: the prompts have one form only (token ids, or no chat template): send them "
+            "through the template of the drafter's training"
+        )
+    now = "raw" if options.form == "templated" else "templated"
+    endpoint = "chat" if now == "templated" else "completions"
+    change = Change(
+        cause="template",
+        changes=(f"prompts are sent {now}, where they were sent {options.form}",),
+        sets=(f"workload.endpoint={endpoint}",),
+    )
+    turned = msgspec.structs.replace(options, form=now, other_form=tuple(asked), in_run=None)
+    return change, subject, [tuple(p) for p in options.other_form], turned
+
+
+def _right_method(
+    subject: Subject, asked: Asked, options: Options
+) -> tuple[Change, Subject, Asked, Options]:
+    """Without the argument that asks for another algorithm, the harness asks for EAGLE-3."""
+    kept: list[str] = []
+    words = iter(subject.extra_args)
+    for word in words:
+        head, equals, _ = word.partition("=")
+        if head.replace("_", "-") not in _METHOD:
+            kept.append(word)
+        elif not equals:
+            next(words, None)
+    if len(kept) == len(subject.extra_args):
+        raise UsageError(
+            "--fix: another algorithm than EAGLE-3 runs, and no argument asks for it: choose "
+            "eagle3 (vLLM) or EAGLE3 (SGLang) where the server is started"
+        )
+    change = Change(
+        cause="wrong_method",
+        changes=("the argument that asks for another algorithm is left out",),
+        sets=(f"engine.extra_args={msgspec.json.encode(kept).decode()}",),
+    )
+    return change, msgspec.structs.replace(subject, extra_args=tuple(kept)), asked, options
+
+
+def _kept(place: Path, mended: Subject, before: Subject) -> Path | None:
+    """The last corrected checkpoint under its lasting name; those between are removed."""
+    if mended.drafter == before.drafter:
+        return None
+    last = place / DRAFTER
+    os.replace(mended.drafter, last)
+    for other in place.glob(f"{DRAFTER}-*"):
+        shutil.rmtree(other)
+    return last
+
+
+def _write_sets(place: Path, changes: Sequence[Change]) -> None:
+    """The plan's changes as `--set` items, one a line, to be laid on the plan that was served."""
+    items = [item for change in changes for item in change.sets]
+    if items:
+        write_atomic(place / SETS, ("\n".join(items) + "\n").encode())
+
+
+def _rates(dossier: Dossier) -> tuple[float | None, float | None]:
+    """Accepted of drafted tokens: expected, and observed."""
+    expected, observed = dossier.expected, dossier.observed
+    return (
+        _rate(expected.acceptance) if expected is not None else None,
+        _rate(observed.acceptance) if observed is not None else None,
+    )
+
+
+def _rate(found: Length) -> float | None:
+    counts = found.counts
+    return counts.accepted / counts.drafted if counts.drafted else None
+
+
+def told(mended: Mended) -> str:
+    """The mending in lines, for people."""
+
+    def percent(rate: float | None) -> str:
+        return "unknown" if rate is None else f"{100 * rate:.1f}%"
+
+    lines = [f"mended: {CAUSES[c.cause].title}: {'; '.join(c.changes)}" for c in mended.changes]
+    lines += [f"  --set {item}" for change in mended.changes for item in change.sets]
+    if mended.drafter is not None:
+        lines.append(f"  --set drafter.path={mended.drafter}")
+    proof = "proven" if mended.proven else "not proven"
+    lines.append(
+        f"{proof}: {percent(mended.before)} of the drafts were accepted, now "
+        f"{percent(mended.after)}, where {percent(mended.expected)} is expected"
+    )
+    if mended.left is not None:
+        lines.append(
+            f"still called: {mended.left}" + (f": {mended.why_not}" if mended.why_not else "")
+        )
+    return "\n".join(one_line(line, 600) for line in lines)

@@ -1,0 +1,64 @@
+"""The diagnosis as Markdown, for a pull request or an issue: the same content as the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from harness.diagnose.records import Diagnosis, Dossier
+from harness.diagnose.view import EXPERIMENTS_TABLE, WATERFALL, CauseRow, View, view_of
+from harness.report.markdown import escape
+
+MOST_CAUSES = 8
+
+
+def to_markdown(dossier: Dossier, diagnosis: Diagnosis) -> str:
+    """The verdict first, then what it stands on; foreign text is escaped."""
+    view = view_of(dossier, diagnosis)
+    lines = [f"# {escape(view.title)}", "", escape(view.meta), "", f"**{escape(view.verdict)}**"]
+    lines += _remedy(view)
+    if view.next_experiments:
+        lines += ["", "## What would settle it", ""]
+        lines += [f"- {escape(n)}" for n in view.next_experiments]
+    if view.waterfall:
+        lines += ["", "## Where it is lost", "", *_table(WATERFALL, view.waterfall)]
+    lines += _causes(view)
+    lines += ["", "## Experiments", "", *_table(EXPERIMENTS_TABLE, view.experiments)]
+    if view.findings:
+        heads = ("severity", "finding", "remedy", "cause")
+        lines += ["", "## What was read", "", *_table(heads, view.findings)]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _remedy(view: View) -> list[str]:
+    if not view.remedy:
+        return []
+    lines = ["", "## What to do", "", escape(view.remedy)]
+    if view.details:
+        lines += ["", *(f"- {escape(name)}: {escape(value)}" for name, value in view.details)]
+    if view.upstream:
+        lines += ["", escape(f"Seen in {', '.join(view.upstream)}.")]
+    return lines
+
+
+def _causes(view: View) -> list[str]:
+    if not view.causes:
+        return []
+    lines = ["", "## Causes"]
+    for row in view.causes[:MOST_CAUSES]:
+        lines += ["", f"### {escape(row.title)}", "", escape(_head(row))]
+        lines += ["", *(f"- for: {escape(s)}" for s in row.evidence_for)]
+        lines += [f"- against: {escape(s)}" for s in row.evidence_against]
+        lines += [f"- remedy: {escape(row.remedy)}"]
+    if view.excluded:
+        lines += ["", escape(f"Excluded: {'; '.join(view.excluded)}.")]
+    return lines
+
+
+def _head(row: CauseRow) -> str:
+    kin = f"; {row.kin}" if row.kin else ""
+    return f"{row.cause}, {row.strength} (score {row.score}){kin}"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    return [*lines, *("| " + " | ".join(escape(cell) for cell in row) + " |" for row in rows)]

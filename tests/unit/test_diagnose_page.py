@@ -1,0 +1,138 @@
+"""The page of a diagnosis and its Markdown: whole, escaped, small; and in a real Chromium."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import diagnose_cases as made
+import pytest
+from chromium import axe, browser, opened
+from hypothesis import HealthCheck, given, settings
+from test_diagnose_rules import DOSSIERS
+
+from harness.diagnose.explain import to_markdown
+from harness.diagnose.page.page import render_page
+from harness.diagnose.records import Diagnosis, Dossier, Share
+from harness.diagnose.verdict import conclude
+
+PHONE, DESK = 390, 1280
+THEMES = ("light", "dark")
+SHOWN = ("layers_shifted", "states_moved", "norm_output", "drafter_cache")
+BAD = "<script>alert(1)</script>|`*_[x](y)" + "W" * 200
+
+
+def told(dossier: Dossier) -> tuple[str, str]:
+    diagnosis = conclude(dossier)
+    return render_page(dossier, diagnosis), to_markdown(dossier, diagnosis)
+
+
+@pytest.mark.parametrize("cause", ["none", *SHOWN])
+def test_both_say_the_verdict_the_remedy_and_the_evidence(cause: str) -> None:
+    dossier = made.healthy() if cause == "none" else made.CASES[cause]()
+    dossier = made.times(dossier, took_s={"states": 12.34}, skipped={"toggles": "no such switch"})
+    found = conclude(dossier)
+    page, text = told(dossier)
+    plain = re.sub(r"\\(.)", r"\1", text)
+    assert len(page.encode()) < 1_000_000
+    for share in found.waterfall:
+        assert share.name in page and share.name in plain
+    for both in (page.replace("&#39;", "'").replace("&#34;", '"'), plain):
+        assert found.verdict in both.replace("&lt;", "<").replace("&amp;", "&")
+        assert "12.3" in both and "no such switch" in both
+        if cause != "none" and found.ranked:
+            assert found.ranked[0].remedy in both
+            assert found.ranked[0].evidence_for[0] in both
+    assert set(re.findall(r"https?://[\w.]+", page)) <= {"http://www.w3.org"}
+
+
+def test_every_figure_is_there_and_says_what_it_shows() -> None:
+    page, _ = told(made.handed(made.bad("hidden[{1}]")))
+    labels = dict(re.findall(r'id="fig-([a-z-]+)">\s*<div[^>]*aria-label="([^"]*)"', page))
+    assert set(labels) == {"waterfall", "acceptance", "match-matrix"}
+    assert "observed 1.44" in labels["waterfall"]
+    assert "slot 0 is nearest to hidden[3]" in labels["match-matrix"]
+    assert all(re.search(r"\d", label) for label in labels.values())
+
+
+def test_foreign_text_is_escaped() -> None:
+    dossier = made.audited(made.healthy(), "rope")
+    subject = made.times(dossier.subject, target=BAD, drafter=BAD)
+    dossier = made.times(dossier, subject=subject, skipped={"sampling": BAD})
+    page, text = told(dossier)
+    assert "<script>alert" not in page and "<script>alert" not in text
+    assert all("|`" not in line for line in text.splitlines())
+
+
+def test_what_is_missing_is_no_error() -> None:
+    empty = Dossier(subject=made.healthy().subject)
+    page, text = told(empty)
+    assert "No fault was found" in page and "No fault was found" in text
+    bare = Diagnosis(
+        verdict="A verdict.",
+        cause="unknown",
+        stage="somewhere",
+        collapse=True,
+        ranked=(),
+        waterfall=(Share(name="expected", length=2.0, lost=None),),
+    )
+    assert "A verdict." in render_page(empty, bare) and "A verdict." in to_markdown(empty, bare)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(DOSSIERS)
+def test_any_dossier_is_told(dossier: Dossier) -> None:
+    page, text = told(dossier)
+    assert page.rstrip().endswith("</html>") and text.startswith("# Diagnosis")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["layers_shifted", "states_moved"])
+def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dossier = made.audited(made.CASES[request.param](), "rope", "warning")
+    folder = tmp_path_factory.mktemp("pages")
+    path = folder / "diagnosis.html"
+    path.write_text(told(dossier)[0], encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("scheme", THEMES)
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_axe_finds_nothing_and_nothing_sticks_out(
+    chromium: Any, page: Path, scheme: str, width: int
+) -> None:
+    with opened(chromium, page, scheme=scheme, width=width) as reader:
+        reader.page.wait_for_load_state("networkidle")
+        assert reader.complaints == []
+        assert [url for url in reader.asked if not url.startswith("data:")] == [page.as_uri()]
+        reader.look("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+        assert reader.look("document.documentElement.scrollWidth") <= width
+        reader.look(axe() + "; undefined")
+        found = reader.look("axe.run(document, {resultTypes: ['violations']})")
+    said = [
+        (rule["id"], rule["nodes"][0]["target"], rule["nodes"][0]["failureSummary"])
+        for rule in found["violations"]
+    ]
+    assert said == []
+    assert len(found["passes"]) > 15  # it did look
+
+
+def test_the_verdict_comes_first_and_figures_have_a_size(chromium: Any, page: Path) -> None:
+    with opened(chromium, page, width=DESK) as reader:
+        top = reader.look("document.querySelector('.verdict').getBoundingClientRect().top")
+        boxes = reader.look(
+            """[...document.querySelectorAll("figure svg")].map((svg) => {
+                const box = svg.getBoundingClientRect(); return [box.width, box.height]; })"""
+        )
+        heads = reader.look(
+            """[...document.querySelectorAll("h1, .verdict, h2")].map((e) => e.tagName)"""
+        )
+    assert top < 300 and heads[:2] == ["H1", "DIV"]
+    assert len(boxes) == 3 and all(w > 300 and h > 100 for w, h in boxes)

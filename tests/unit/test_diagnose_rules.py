@@ -1,0 +1,450 @@
+"""From evidence to causes: each cause by its typical dossier, and any dossier without an error."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import diagnose_cases as made
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.diagnose.causes import CAUSES
+from harness.diagnose.readings import AS_DECLARED, READINGS
+from harness.diagnose.records import (
+    Audit,
+    AuditFinding,
+    Controls,
+    Dossier,
+    Expected,
+    Fit,
+    Length,
+    Observed,
+    Proportion,
+    ReadingFit,
+    Replay,
+    Sampling,
+    SlotFit,
+    States,
+    Subject,
+    TargetParity,
+    Toggle,
+    Wanted,
+)
+from harness.diagnose.rules import naming
+from harness.diagnose.rules.points import points
+from harness.diagnose.verdict import conclude, decided, same_class
+from harness.records import DraftCounts
+
+
+def score(dossier: Dossier, cause: str) -> float:
+    found = {r.cause: r.score for r in conclude(dossier).ranked}
+    return found.get(cause, CAUSES[cause].prior)
+
+
+@pytest.mark.parametrize("cause", sorted(made.CASES))
+def test_a_typical_dossier_names_its_cause(cause: str) -> None:
+    found = conclude(made.CASES[cause]())
+    assert same_class(found.cause, cause), (found.verdict, found.ranked[:3])
+    assert found.ranked[0].cause == found.cause and found.ranked[0].score >= 3
+    assert found.ranked[0].evidence_for
+    assert found.stage is None
+    assert found.ranked[0].title in found.verdict and "remedy" in found.verdict
+
+
+def test_every_cause_has_a_typical_dossier() -> None:
+    assert set(made.CASES) == set(CAUSES)
+    assert all(cause.settles and abs(cause.prior) < 0.5 for cause in CAUSES.values())
+
+
+@pytest.mark.parametrize("cause", sorted(made.CASES))
+def test_a_class_is_told_as_one(cause: str) -> None:
+    family = CAUSES[cause].family
+    kin = [c.title for n, c in CAUSES.items() if family and c.family == family and n != cause]
+    found = conclude(made.CASES[cause]())
+    if found.cause == cause:
+        assert all(title in found.verdict for title in kin)
+
+
+def test_nothing_is_wrong_with_a_healthy_drafter() -> None:
+    found = conclude(made.healthy())
+    assert found.cause == "none" and not found.collapse and found.stage is None
+    assert all(r.score < 0 for r in found.ranked)
+    assert decided(made.healthy())
+    assert "49%" in found.verdict and "2.20" in found.verdict
+
+
+@pytest.mark.parametrize("name", ["states", "replay", "wanted", "observed", "expected"])
+def test_what_was_not_looked_at_is_said_and_decides_nothing(name: str) -> None:
+    partly = made.times(made.healthy(), **{name: None})
+    found = conclude(partly)
+    assert found.cause == "none" and name in found.verdict and not decided(partly)
+    assert any(name in told for told in found.next_experiments)
+    assert decided(made.times(partly, skipped={name: "not here"}))
+
+
+def paper(k: int, accuracy: float, seen: float) -> Dossier:
+    """The paper check alone: expected by a conditional accuracy, observed as a share of drafts."""
+    rates = [accuracy ** (i + 1) for i in range(k)]
+    observed = made.length([r * seen * k / sum(rates) for r in rates], 2000)
+    return Dossier(
+        subject=Subject(engine="vllm", target="t", drafter="d", k=k),
+        expected=Expected(acceptance=made.length(rates, 2000), proof=1.0, break_even=2.2),
+        observed=Observed(acceptance=observed, temperature=0.0, concurrency=4),
+    )
+
+
+def test_sixty_percent_at_five_drafts_is_twenty_eight_percent_accepted() -> None:
+    found = conclude(paper(5, 0.6, 0.28))
+    assert found.cause == "none" and not found.collapse
+    assert "28% of the drafts" in found.verdict and "k = 5" in found.verdict
+    assert "60%" in found.verdict and "2.20" in found.verdict
+
+
+def test_fifteen_percent_of_three_drafts_is_a_collapse_and_below_break_even() -> None:
+    found = conclude(paper(3, 0.6, 0.15))
+    assert found.collapse and found.cause == "unknown"
+    assert found.stage is not None and "between the expected and the observed" in found.stage
+    assert "15%" in found.verdict and "39%" in found.verdict and "2.20" in found.verdict
+    assert [s.lost for s in found.waterfall][1] == pytest.approx(0.726, abs=0.01)
+
+
+def test_a_gap_at_another_k_is_judged_at_the_common_one() -> None:
+    long = paper(5, 0.6, 0.28)
+    short = paper(3, 0.6, 0.392)
+    mixed = made.times(long, observed=short.observed)
+    assert conclude(mixed).cause == "none"
+    assert conclude(made.times(mixed, observed=paper(3, 0.6, 0.2).observed)).collapse
+
+
+def test_a_stage_is_named_where_no_cause_fits() -> None:
+    replay = made.differs((0.985, 0.6, 0.5), first_call=None, later_calls=None)
+    fits = tuple(made.times(r, agreement=made.some(0.3)) for r in replay.replay.readings[1:])
+    odd = made.times(
+        replay, replay=made.times(replay.replay, readings=(replay.replay.readings[0], *fits))
+    )
+    found = conclude(odd)
+    if found.cause == "unknown":
+        assert found.stage is not None and "between capture and proposal" in found.stage
+        assert "\N{GREATER-THAN OR EQUAL TO} 1" in found.stage
+    strange = conclude(made.handed(made.bad("hidden[{1}]", cosine=0.5, own=0.45)))
+    assert strange.cause == "unknown"
+    assert strange.stage is not None and "the drafter's door" in strange.stage
+
+
+def test_hints_alone_name_nothing() -> None:
+    hinted = made.audited(made.healthy(), "layers_shifted")
+    assert conclude(hinted).cause == "none"
+    hinted = made.audited(paper_with_audit(), "layers_shifted")
+    assert conclude(hinted).cause == "unknown"
+
+
+def paper_with_audit() -> Dossier:
+    return made.times(paper(3, 0.6, 0.15), audit=Audit(findings=()))
+
+
+def test_rows_a_little_off_that_cost_nothing_are_no_fault() -> None:
+    noisy = made.times(made.healthy(), states=made.states(made.bad(None, own=0.99, share=0.5)))
+    assert conclude(noisy).cause == "none"
+
+
+def test_an_engine_that_mends_what_the_checkpoint_says_is_no_collapse() -> None:
+    """The checkpoint says otherwise than trained, and the engine runs it as trained."""
+    name = "norm_output toggled"
+    wrong, does = made.trained_for(name), made.engine_runs(name)
+    whole = made.times(wrong, replay=does.replay, observed=made.healthy().observed)
+    assert conclude(whole).cause in ("none", "unknown", "norm_output")
+
+
+def test_the_layers_of_the_remedy_are_those_of_the_training() -> None:
+    found = conclude(made.CASES["layers_shifted"]()).ranked[0]
+    assert found.details["trained_layers"] == "4,32,60"
+    assert found.details["declared_layers"] == "3,31,59"
+    assert "4, 32, 60" in found.remedy and "3, 31, 59" in found.remedy
+    served = conclude(made.handed(made.bad("hidden[{1}]"))).ranked[0]
+    assert served.cause == "layers_shifted" and served.details["served_layers"] == "2,30,58"
+
+
+def test_what_the_drafter_was_trained_for_is_named_for_the_mending() -> None:
+    found = conclude(made.CASES["norm_output"]()).ranked[0]
+    assert found.details["reading"] == "norm_output toggled"
+    assert found.details["channel"] == "wanted"
+    does = conclude(made.CASES["norm_before_residual"]()).ranked[0]
+    assert does.details["channel"] == "replay" and "vllm" in does.remedy
+
+
+def test_a_run_that_was_accepted_less_than_now_is_told() -> None:
+    observed = made.times(made.healthy().observed, in_run=made.length(made.scaled(0.3)))
+    found = conclude(made.times(made.healthy(), observed=observed))
+    assert found.cause == "unknown" and found.stage is not None and "stored run" in found.stage
+
+
+@pytest.mark.parametrize(
+    ("got", "named", "cause"),
+    [
+        ((4, 32, 60), True, "layers_shifted"),
+        ((2, 30, 58), True, "layers_shifted"),
+        ((59, 31, 3), True, "layers_order"),
+        ((2, 30, 57), True, "layers_default"),
+        ((3, 31, 40), True, "layers_other"),
+        ((2, 30, 58), False, "layers_default"),
+    ],
+)
+def test_lists_of_layers(got: tuple[int, ...], named: bool, cause: str) -> None:
+    assert naming.layers_cause((3, 31, 59), got, default=(2, 30, 57), named=named) == cause
+
+
+def test_names_of_states() -> None:
+    found = naming.candidate_of("hidden[31]@-1")
+    assert (found.kind, found.layer, found.moved) == ("hidden", 31, -1)
+    assert naming.candidate_of("other request").kind == "other request"
+    assert naming.candidate_of("partial[3]").kind == "partial"
+    assert naming.candidate_of("hidden[" + "9" * 5000).kind == "else"
+
+
+# -- any dossier ------------------------------------------------------------------------------
+
+FLOATS = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-1, 2)
+COUNT = st.integers(0, 60) | st.integers(0, 5000)
+PROPORTIONS = st.builds(
+    Proportion, hits=COUNT, of=COUNT, low=st.none() | FLOATS, high=st.none() | FLOATS
+)
+COUNTS = st.builds(
+    DraftCounts,
+    drafts=COUNT,
+    accepted=COUNT,
+    per_position=st.none() | st.lists(COUNT, max_size=4).map(tuple),
+)
+LENGTHS = st.builds(
+    Length,
+    counts=COUNTS,
+    prompts=COUNT,
+    length=st.none() | FLOATS,
+    low=st.none() | FLOATS,
+    high=st.none() | FLOATS,
+)
+NAMES = st.sampled_from([*READINGS, *made.OTHER_READINGS, "no such reading", "layers (x)"])
+FITS = st.builds(
+    ReadingFit,
+    reading=NAMES,
+    agreement=st.none() | PROPORTIONS,
+    by_draft=st.lists(PROPORTIONS, max_size=3).map(tuple),
+    acceptance=st.none() | LENGTHS,
+    gain=st.none() | FLOATS,
+    gain_low=st.none() | FLOATS,
+)
+READING_LISTS = st.lists(FITS, max_size=5).map(tuple)
+STATE_NAMES = st.sampled_from(
+    [
+        *("hidden[3]", "hidden[2]", "normed[3]", "branch[2]", "hidden[3]@-1", "embedding"),
+        *("other request", "previous step", "partial[3]", "?", ""),
+    ]
+)
+STATE_FITS = st.builds(Fit, candidate=STATE_NAMES, cosine=FLOATS, scale=FLOATS)
+SLOTS = st.builds(
+    SlotFit,
+    slot=st.integers(0, 3),
+    where=st.sampled_from(["prefill", "decode"]),
+    batched=st.booleans(),
+    rows=COUNT,
+    declared=STATE_NAMES,
+    best=STATE_FITS,
+    as_declared=STATE_FITS,
+    zero_share=FLOATS,
+    bad_share=FLOATS,
+    fits=st.lists(STATE_FITS, max_size=2).map(tuple),
+)
+PLACES = st.dictionaries(
+    st.sampled_from(["prefill", "first decode", "later decode", "batch 1", "batched", "late"])
+    | st.sampled_from(["reused prefix", "early", "elsewhere"]),
+    PROPORTIONS,
+    max_size=5,
+)
+MAYBE = st.none() | PROPORTIONS
+TUPLES = st.lists(PROPORTIONS, max_size=3).map(tuple)
+CAUSE = st.none() | st.sampled_from([*CAUSES, "no such cause"])
+TEXT = st.text(max_size=12)
+TOGGLES = st.builds(
+    Toggle,
+    what=TEXT | st.just("requests at once"),
+    a=TEXT,
+    b=TEXT,
+    length_a=LENGTHS,
+    length_b=LENGTHS,
+    verdict=st.sampled_from(["a", "b", "same", "undecided"]),
+    cause=CAUSE,
+)
+FINDINGS = st.builds(
+    AuditFinding,
+    severity=st.sampled_from(["error", "warning", "note"]),
+    code=TEXT,
+    what=TEXT,
+    remedy=TEXT,
+    cause=CAUSE,
+)
+DOSSIERS = st.builds(
+    Dossier,
+    subject=st.builds(
+        Subject,
+        engine=st.sampled_from(["vllm", "sglang", "reference"]),
+        target=TEXT,
+        drafter=TEXT,
+        k=st.integers(0, 8),
+        temperature=st.sampled_from([0.0, 0.7]),
+        tensor_parallel=st.integers(1, 8),
+    ),
+    audit=st.none()
+    | st.builds(
+        Audit,
+        findings=st.lists(FINDINGS, max_size=3).map(tuple),
+        aux_layers=st.none() | st.lists(st.integers(0, 61), max_size=4).map(tuple),
+    ),
+    expected=st.none()
+    | st.builds(
+        Expected,
+        acceptance=LENGTHS,
+        proof=FLOATS,
+        outside_vocabulary=MAYBE,
+        without_vocabulary_loss=st.none() | LENGTHS,
+        break_even=st.none() | FLOATS,
+        degenerate_share=st.none() | FLOATS,
+    ),
+    observed=st.none()
+    | st.builds(
+        Observed,
+        acceptance=LENGTHS,
+        temperature=st.sampled_from([0.0, 0.7]),
+        concurrency=COUNT,
+        counted_otherwise=st.none() | COUNTS,
+        in_run=st.none() | LENGTHS,
+    ),
+    target=st.none()
+    | st.builds(
+        TargetParity,
+        prompt_gap=st.none() | FLOATS,
+        decode_gap=st.none() | FLOATS,
+        rescored_gap=st.none() | FLOATS,
+        argmax=MAYBE,
+        floor=st.none() | FLOATS,
+    ),
+    states=st.none()
+    | st.builds(
+        States, slots=st.lists(SLOTS, max_size=6).map(tuple), bad_by_step=PLACES, floor=FLOATS
+    ),
+    replay=st.none()
+    | st.builds(
+        Replay,
+        readings=READING_LISTS,
+        on_engine_states=LENGTHS,
+        proposals=LENGTHS,
+        first_call=MAYBE,
+        later_calls=MAYBE,
+        alone=MAYBE,
+        batched=MAYBE,
+        by_position=TUPLES,
+        verified=MAYBE,
+    ),
+    wanted=st.none()
+    | st.builds(
+        Wanted,
+        readings=READING_LISTS,
+        unnormed_head=MAYBE,
+        by_step=TUPLES,
+        own_tokens_by_step=TUPLES,
+        trained=st.none() | LENGTHS,
+        other_target=st.none() | LENGTHS,
+    ),
+    sampling=st.none()
+    | st.builds(
+        Sampling,
+        temperature=FLOATS,
+        observed=LENGTHS,
+        implied_sampled=st.none() | FLOATS,
+        implied_greedy=st.none() | FLOATS,
+        implied_low=st.none() | FLOATS,
+        implied_high=st.none() | FLOATS,
+        drafts_are_argmax=MAYBE,
+    ),
+    toggles=st.lists(TOGGLES, max_size=3).map(tuple),
+    controls=st.none() | st.builds(Controls, repeated_text=st.none() | LENGTHS),
+    skipped=st.dictionaries(st.sampled_from(["states", "replay", "sampling"]), TEXT, max_size=2),
+)
+ANY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@ANY
+@given(DOSSIERS)
+def test_any_dossier_has_a_verdict(dossier: Dossier) -> None:
+    found = conclude(dossier)
+    assert found.cause in ("none", "unknown", *CAUSES)
+    assert found.verdict.endswith(".") and "nan" not in found.verdict.lower().split()
+    assert (found.stage is not None) == (found.cause == "unknown")
+    if found.cause in CAUSES:
+        assert found.ranked[0].cause == found.cause
+    scores = [r.score for r in found.ranked]
+    assert scores == sorted(scores, reverse=True)
+    decided(dossier)
+    assert msgspec.json.decode(msgspec.json.encode(found))["cause"] == found.cause
+
+
+def shuffled(dossier: Dossier, rng: random.Random) -> Dossier:
+    def mixed(values: Any) -> Any:
+        return tuple(rng.sample(list(values), len(values)))
+
+    changes: dict[str, Any] = {"toggles": mixed(dossier.toggles)}
+    if dossier.audit is not None:
+        audit = made.times(dossier.audit, findings=mixed(dossier.audit.findings))
+        changes["audit"] = audit
+    if dossier.states is not None:
+        places = dict(mixed(dossier.states.bad_by_step.items()))
+        slots = mixed(dossier.states.slots)
+        changes["states"] = made.times(dossier.states, slots=slots, bad_by_step=places)
+    for name in ("replay", "wanted"):
+        part = getattr(dossier, name)
+        if part is not None:
+            changes[name] = made.times(part, readings=mixed(part.readings))
+    return made.times(dossier, **changes)
+
+
+@pytest.mark.parametrize("cause", sorted(made.CASES))
+def test_the_order_of_the_evidence_does_not_matter(cause: str) -> None:
+    dossier = made.CASES[cause]()
+    for seed in range(3):
+        again = shuffled(dossier, random.Random(seed))
+        assert points(again) == points(dossier)
+        assert conclude(again) == conclude(dossier)
+
+
+@pytest.mark.parametrize("cause", sorted(CAUSES))
+@pytest.mark.parametrize("case", ["healthy", "undertrained", "states_moved", "recurrence"])
+def test_more_evidence_for_a_cause_never_lowers_it(cause: str, case: str) -> None:
+    dossier = made.healthy() if case == "healthy" else made.CASES[case]()
+    before = score(dossier, cause)
+    for severity in ("note", "warning", "error"):
+        assert score(made.audited(dossier, cause, severity), cause) >= before
+    assert score(made.toggled(dossier, "a switch", cause, 0.5, 1.0, "b"), cause) > before
+    assert score(made.toggled(dossier, "a switch", cause, 1.0, 1.0, "same"), cause) < before
+    for name, reading in READINGS.items():
+        if reading.cause == cause and dossier.replay and name != AS_DECLARED:
+            fits = [r for r in dossier.replay.readings if r.reading != name]
+            better = made.times(dossier.replay, readings=(*fits, made.agreement(name, 1.0)))
+            assert score(made.times(dossier, replay=better), cause) >= before
+
+
+@ANY
+@given(DOSSIERS, st.sampled_from(sorted(CAUSES)))
+def test_a_hint_of_a_cause_never_lowers_it(dossier: Dossier, cause: str) -> None:
+    audit = dossier.audit or Audit(findings=())
+    dossier = made.times(dossier, audit=audit)
+    assert score(made.audited(dossier, cause), cause) >= score(dossier, cause)
+
+
+@pytest.mark.parametrize("part", ["states", "replay", "wanted", "target", "controls", "audit"])
+@pytest.mark.parametrize("cause", sorted(made.CASES))
+def test_less_evidence_never_gives_another_name_surely(cause: str, part: str) -> None:
+    """Without one experiment the cause, its class, nothing or `unknown`: never a sure other."""
+    found = conclude(made.times(made.CASES[cause](), **{part: None}))
+    if found.cause in CAUSES and not same_class(found.cause, cause):
+        assert found.ranked[0].strength != "certain", found.verdict

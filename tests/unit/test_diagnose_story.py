@@ -1,0 +1,236 @@
+"""The story: kept evidence, what is gone on with, what is left out, and how it ends."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from engines.base import EngineFailed
+from harness.diagnose import story
+from harness.diagnose.experiments.work import Options, Skipped, Work
+from harness.diagnose.folders import DiagnosisFolder, Identity, prompts_digest, unfinished
+from harness.diagnose.records import (
+    Audit,
+    AuditFinding,
+    Diagnosis,
+    Dossier,
+    Expected,
+    Length,
+    Observed,
+    Subject,
+)
+from harness.diagnose.subjects import _in_turn
+from harness.errors import UsageError
+from harness.load.prompts.prompt import Prompt
+from harness.progress import PlainProgress
+from harness.records import DraftCounts
+
+PROMPTS = [[1, 2, 3], [4, 5]]
+SUBJECT = Subject(engine="reference", target="/no/target", drafter="/no/drafter", k=3)
+
+
+def length(accepted: int, drafts: int = 100) -> Length:
+    counts = DraftCounts(drafts=drafts, drafted=3 * drafts, accepted=accepted)
+    return Length(counts=counts, prompts=12, length=1 + accepted / drafts)
+
+
+def diagnosis(**fields: Any) -> Diagnosis:
+    base: dict[str, Any] = {"verdict": "so it is", "cause": "none", "stage": None}
+    base |= {"collapse": False, "ranked": (), "waterfall": ()}
+    return Diagnosis(**base | fields)
+
+
+class Scripted(Work):
+    """Experiments that find what a test says, count themselves, and fail where it says so."""
+
+    finds: ClassVar[dict[str, Any]] = {}
+    made: ClassVar[list[str]] = []
+
+    def make(self, name: str) -> Any:
+        self.made.append(name)
+        found = self.finds.get(name, Skipped("nothing to be had"))
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
+    Scripted.made = []
+    Scripted.finds = {
+        "audit": Audit(findings=()),
+        "expected": Expected(acceptance=length(190), proof=1.0),
+        "observed": Observed(acceptance=length(188), temperature=0.0, concurrency=8),
+    }
+    monkeypatch.setattr(story, "Work", Scripted)
+    monkeypatch.setattr("harness.diagnose.verdict.decided", lambda dossier: False)
+    monkeypatch.setattr(story, "_pages", lambda *given: {"diagnosis.md": "# so it is\n"})
+    return Scripted
+
+
+def run(folder: Path, **changes: Any) -> story.Outcome:
+    return story.run(SUBJECT, PROMPTS, folder, progress=PlainProgress(), options=Options(**changes))
+
+
+def test_everything_lies_in_the_folder(scripted: type[Scripted], tmp_path: Path) -> None:
+    ended = run(tmp_path / "d")
+    assert scripted.made == list(story.EXPERIMENTS)
+    assert ended.dossier.observed is not None
+    assert ended.dossier.skipped["controls"] == "nothing to be had"
+    names = {p.name for p in (tmp_path / "d").iterdir()}
+    assert {"subject.json", "dossier.json", "diagnosis.json", "diagnosis.md", "evidence"} <= names
+    stored = msgspec.json.decode((tmp_path / "d" / "dossier.json").read_bytes(), type=Dossier)
+    assert stored.expected == ended.dossier.expected
+
+
+def test_what_was_found_is_not_made_again(scripted: type[Scripted], tmp_path: Path) -> None:
+    scripted.finds["observed"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "d")
+    assert scripted.made == ["audit", "expected", "observed"]
+    (found,) = unfinished(tmp_path)
+    assert found[0].path == tmp_path / "d"
+    scripted.made.clear()
+    scripted.finds["observed"] = Observed(acceptance=length(188), temperature=0.0, concurrency=8)
+    ended = run(tmp_path / "d")
+    assert scripted.made[0] == "observed"
+    assert ended.dossier.expected is not None and ended.dossier.took_s.keys() >= {"expected"}
+    assert list(unfinished(tmp_path)) == []
+
+
+def test_damaged_evidence_is_made_again(scripted: type[Scripted], tmp_path: Path) -> None:
+    run(tmp_path / "d")
+    (tmp_path / "d" / "evidence" / "expected.json").write_text("{", encoding="utf-8")
+    scripted.made.clear()
+    assert run(tmp_path / "d").dossier.expected is not None
+    assert "expected" in scripted.made and "observed" not in scripted.made
+
+
+def test_another_subjects_folder_is_refused(scripted: type[Scripted], tmp_path: Path) -> None:
+    run(tmp_path / "d")
+    with pytest.raises(UsageError, match="max_tokens"):
+        run(tmp_path / "d", max_tokens=8)
+    other = msgspec.structs.replace(SUBJECT, k=4)
+    with pytest.raises(UsageError, match=r"changed since \(k\)"):
+        story.run(other, PROMPTS, tmp_path / "d", progress=PlainProgress())
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("x", encoding="utf-8")
+    with pytest.raises(UsageError, match="not empty"):
+        run(tmp_path / "full")
+
+
+def test_an_experiment_that_breaks_costs_itself_alone(
+    scripted: type[Scripted], tmp_path: Path
+) -> None:
+    scripted.finds["audit"] = ZeroDivisionError("by nothing")
+    scripted.finds["expected"] = EngineFailed("it died")
+    ended = run(tmp_path / "d")
+    assert "ZeroDivisionError" in ended.dossier.skipped["audit"]
+    assert ended.dossier.skipped["expected"] == "it died"
+    assert ended.dossier.observed is not None
+
+
+def test_only_and_skip(scripted: type[Scripted], tmp_path: Path) -> None:
+    ended = run(tmp_path / "a", only=("expected",))
+    assert scripted.made == ["expected"]
+    assert ended.dossier.skipped["observed"] == "left out (--only)"
+    scripted.made.clear()
+    run(tmp_path / "b", skip=("audit",))
+    assert "audit" not in scripted.made
+
+
+def test_the_rest_is_left_out_once_it_is_decided(
+    scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.diagnose.verdict.decided", lambda dossier: True)
+    ended = run(tmp_path / "a")
+    assert scripted.made == ["audit", "expected", "observed"]
+    assert ended.dossier.skipped["replay"].startswith("not needed")
+    scripted.made.clear()
+    run(tmp_path / "b", thorough=True)
+    assert scripted.made == list(story.EXPERIMENTS)
+
+
+def test_a_full_disk_ends_it(scripted: type[Scripted], tmp_path: Path) -> None:
+    scripted.finds["expected"] = OSError(28, "No space left on device")
+    with pytest.raises(OSError, match="space"):
+        run(tmp_path / "d")
+    assert not DiagnosisFolder(tmp_path / "d").finished
+
+
+def outcome(dossier: Dossier | None = None, failed: bool = False, **told: Any) -> story.Outcome:
+    seen = Dossier(
+        subject=SUBJECT,
+        expected=Expected(acceptance=length(190), proof=1.0),
+        observed=Observed(acceptance=length(188), temperature=0.0, concurrency=1),
+    )
+    return story.Outcome(
+        folder=Path(),
+        dossier=dossier or seen,
+        diagnosis=diagnosis(**told),
+        failure=EngineFailed("it died") if failed else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        (outcome(), 0),
+        (outcome(cause="rope", collapse=True), 1),
+        (outcome(cause="unknown", stage="states"), 1),
+        (outcome(cause="unknown"), 4),
+        (outcome(failed=True), 3),
+        (outcome(Dossier(subject=SUBJECT)), 4),
+    ],
+)
+def test_exit_codes(ended: story.Outcome, code: int) -> None:
+    assert ended.exit_code == code
+
+
+def test_too_few_steps_say_nothing() -> None:
+    few = Dossier(subject=SUBJECT, expected=Expected(acceptance=length(9, 10), proof=1.0))
+    assert "only 10 verify steps" in (story.void_reason(few) or "")
+
+
+def test_names_of_experiments_are_checked() -> None:
+    story.check_names(["states"], "--only")
+    with pytest.raises(UsageError, match="did you mean 'states'"):
+        story.check_names(["state"], "--only")
+
+
+def test_an_identity_says_what_differs() -> None:
+    one = Identity(subject=SUBJECT, digests={"target": "a"}, prompts=prompts_digest(PROMPTS))
+    other = msgspec.structs.replace(one, digests={"target": "b"}, prompts=prompts_digest([[9]]))
+    assert one.differences(one) == []
+    assert one.differences(other) == ["the target's files", "the prompts"]
+
+
+def test_every_category_has_its_turn() -> None:
+    prompts = [Prompt(id=str(i), category=c, text="x") for i, c in enumerate("aaabbc")]
+    assert [p.id for p in _in_turn(prompts)] == ["0", "3", "5", "1", "4", "2"]
+
+
+def test_work_without_an_engine_says_so_once(tmp_path: Path) -> None:
+    folder = DiagnosisFolder(tmp_path)
+    with ExitStack() as stack:
+        work = Work(SUBJECT, PROMPTS, folder, PlainProgress(), Options(), stack, None)
+        for name in ("expected", "states", "sampling"):
+            with pytest.raises(Exception, match=r"."):
+                work.make(name)
+        with pytest.raises(Skipped, match="no such file"):
+            work.known()
+
+
+def test_findings_survive_the_folder(tmp_path: Path) -> None:
+    folder = DiagnosisFolder(tmp_path)
+    finding = AuditFinding(severity="note", code="c", what="w", cause=None)
+    folder.keep("audit", Audit(findings=(finding,), aux_layers=(2, 4)), 1.5)
+    assert folder.found("audit", Audit) == Audit(findings=(finding,), aux_layers=(2, 4))
+    folder.skip("states", "no trace")
+    known = folder.evidence("states")
+    assert known is not None and known.skipped == "no trace"
+    assert folder.found("states", Audit) is None
