@@ -84,6 +84,12 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     """By the true cause: what was called, by how often. Cases of one fault at a time."""
     schema: str = "1.0"
 
+    @property
+    def right(self) -> bool:
+        """Whether every case that is done was called by a right name."""
+        tallies = (self.first, self.healthy, self.compound)
+        return all(tally.hits == tally.of for tally in tallies)
+
 
 def matrix_of(engine: str, results: Sequence[CaseResult], *, planned: int) -> Matrix:
     """Pool the cases."""

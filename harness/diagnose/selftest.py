@@ -59,7 +59,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line asks for. `write`: keep the matrix in docs/."""
 
     engine: str = "reference"
-    only: str = "*"
+    only: tuple[str, ...] = ("*",)
     seeds: int = 3
     out: Path = Path("results") / "self-test"
     limit_minutes: float | None = None
@@ -114,7 +114,7 @@ def library() -> Any:
 def cases_of(wanted: Wanted) -> list[Case]:
     """The cases in the order that they are made: what is cheap, and the first seed of all, first.
 
-    `only` is a pattern of a case's name, or of its fault's.
+    `only` are patterns of a case's name, or of its fault's.
     """
     found = library()
     cases = [
@@ -125,11 +125,11 @@ def cases_of(wanted: Wanted) -> list[Case]:
     chosen = [
         case
         for case in cases
-        if fnmatch.fnmatch(case.name, wanted.only) or fnmatch.fnmatch(case.what, wanted.only)
+        if any(fnmatch.fnmatch(n, p) for n in (case.name, case.what) for p in wanted.only)
     ]
     if not chosen:
         names = ", ".join(sorted({case.what for case in cases})[:8])
-        raise UsageError(f"--only {wanted.only}: no such case; there are {names}, …")
+        raise UsageError(f"--only {' '.join(wanted.only)}: no such case; there are {names}, …")
     return sorted(chosen, key=lambda case: (case.seed, case.weight, case.kind == "compound"))
 
 
