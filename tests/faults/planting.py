@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from faults.folders import Config, Tensors, edited
-from faults.pair import Pair
+from faults.pair import PROMPTS, Pair
 from faults.records import Plant, Planted
 
 TESTS = Path(__file__).resolve().parents[1]
 
 
-def healthy(pair: Pair, seed: int, **more: Any) -> Planted:
-    """The pair as it is, with the prompts of this seed."""
-    return Planted(target=pair.target, drafter=pair.drafter, prompts=pair.prompts(seed)).changed(
-        **more
-    )
+def healthy(pair: Pair, seed: int, *, count: int = PROMPTS, **more: Any) -> Planted:
+    """The pair as it is, with `count` prompts of this seed."""
+    return Planted(
+        target=pair.target, drafter=pair.drafter, prompts=pair.prompts(seed, count)
+    ).changed(**more)
 
 
 def changed_drafter(

@@ -84,15 +84,6 @@ class Unshifted(Faulty):
         super().move(source, target)
 
 
-class Frozen(Faulty):
-    """The position of the first draft is told to all drafts of a call."""
-
-    def _layer(self, ids: Tensor, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        if self.wrong and not self.catching_up and batch.tokens == 1:
-            batch.positions = batch.positions - (self.step + 1)  # the cache's places stay right
-        return super()._layer(ids, hidden, batch)
-
-
 class Restarted(Faulty):
     """Positions are counted from 0 in every call, as if the text began there."""
 
@@ -228,7 +219,6 @@ class GreedyDrafts(Faulty):
 
 KINDS: dict[str, type[Faulty]] = {
     "unshifted": Unshifted,
-    "frozen": Frozen,
     "restarted": Restarted,
     "without_residual": WithoutResidual,
     "forgetful": Forgetful,

@@ -44,7 +44,7 @@ class Handed:
         self.chosen: dict[int, bool] = {}
         self.before: dict[int, Tensor] = {}  # what was right for a slot in its call before [T, A]
         self.others: list[Tensor] = []  # by slot, in this call
-        self.calls, self.after = 0, 25
+        self.calls, self.after = 0, 12
         self.inside = Inside(engine, engine.proposer.aux_layers)
 
     @property
@@ -200,8 +200,8 @@ def branch(handed: Handed, aux: Tensor, slot: int) -> Tensor:
 
 
 def partial(handed: Handed, aux: Tensor, slot: int) -> Tensor:
-    """The residual stream with one rank's part of the last feed-forward."""
-    return aux - handed.inside.branch(0) + handed.inside.branch(1)
+    """One rank's part of the last feed-forward; the residual stream is added on another."""
+    return handed.inside.branch(1)
 
 
 def noisy(handed: Handed, aux: Tensor, slot: int) -> Tensor:
