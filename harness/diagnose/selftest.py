@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from harness.diagnose.causes import NONE
+from drafters.spec import DrafterError
+from engines.base import EngineError
+from harness.diagnose.causes import NONE, UNKNOWN
 from harness.diagnose.experiments.work import Options
 from harness.diagnose.matrix import CaseResult, Matrix, matrix_of, to_markdown
 from harness.diagnose.records import Diagnosis, Dossier, Subject
-from harness.errors import UsageError, one_line
+from harness.errors import HarnessError, UsageError, one_line
 from harness.measure.store import to_json, write_atomic
 
 if TYPE_CHECKING:
@@ -211,12 +213,16 @@ class Targets:
 def _diagnosed(
     wanted: Wanted, case: Case, code: str, engines: Targets, progress: Progress
 ) -> CaseResult:
-    """Plant, diagnose and judge one case; what it was planted in is removed again."""
+    """Plant, diagnose and judge one case; one that was interrupted goes on where it was.
+
+    What it was planted in is removed at the end. An engine or a checkpoint that does not serve is
+    told in the result, and no cause is called.
+    """
     from harness.diagnose.story import diagnose
 
     begun = time.perf_counter()
-    work = wanted.out / WORK / case.name
-    shutil.rmtree(work, ignore_errors=True)
+    # evidence of other code is no evidence
+    work = (wanted.out / WORK / f"{case.name}-{code.split('-')[0]}").absolute()
     find_pair = importlib.import_module("faults.pair").find_pair
     planted = case.plant(find_pair(case.pair), work / "planted", case.seed, case.severity)
     subject = subject_of(planted, wanted.engine)
@@ -226,17 +232,27 @@ def _diagnosed(
         form=planted.form,
         other_form=planted.other_form,
     )
-    dossier, diagnosis = diagnose(
-        subject,
-        planted.prompts,
-        work / "diagnosis",
-        progress=progress,
-        options=options,
-        target=engines.engine(subject.target),
-    )
+    try:
+        dossier, diagnosis = diagnose(
+            subject,
+            planted.prompts,
+            work / "diagnosis",
+            progress=progress,
+            options=options,
+            target=engines.engine(subject.target),
+        )
+    except (EngineError, HarnessError, DrafterError) as error:
+        dossier = Dossier(subject=subject, skipped={"all": one_line(str(error))})
+        diagnosis = _nothing(one_line(str(error)))
     _write(wanted.out / DOSSIERS / f"{case.name}.json", dossier)
     shutil.rmtree(work, ignore_errors=True)
     return judged(case, wanted.engine, dossier, diagnosis, code, time.perf_counter() - begun)
+
+
+def _nothing(why: str) -> Diagnosis:
+    return Diagnosis(
+        verdict=why, cause=UNKNOWN, stage=None, collapse=False, ranked=(), waterfall=()
+    )
 
 
 def subject_of(planted: Any, engine: str) -> Subject:
