@@ -28,9 +28,20 @@ def sentence(dossier: Dossier, cause: str, stage: str | None, ranked: Sequence[R
     first = ranked[0]
     kin = _kin(cause)
     what = first.title + (f" (not to be told from: {kin})" if kin else "")
-    cost = _sampled_cost(dossier, cause) if cause in SAMPLED else _cost(dossier)
+    cost = _cost_of(dossier, cause)
     parts = [f"{SURELY[first.strength]}: {what}", *cost, f"remedy: {first.remedy}"]
     return "; ".join(parts) + "."
+
+
+def _cost_of(dossier: Dossier, cause: str) -> list[str]:
+    """What the cause costs, in the terms that fit it."""
+    if cause in SAMPLED:
+        return _sampled_cost(dossier, cause)
+    if cause == "counting":
+        told, seen = gap.observed_of(dossier), gap.gap(dossier).observed
+        says = f"they say {number(length(told))} tokens a step, and {number(length(seen))} were"
+        return [f"{says} accepted"]
+    return _cost(dossier)
 
 
 def _kin(cause: str) -> str:

@@ -124,7 +124,7 @@ def _details(first: Ranked) -> list[tuple[str, str]]:
 
 
 def _waterfall(diagnosis: Diagnosis, k: int) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for share in diagnosis.waterfall:
         accepted = percent((share.length - 1) / max(k, 1))
         lost = "" if share.lost is None else f"{share.lost:.2f}"
@@ -165,7 +165,7 @@ def _experiment(dossier: Dossier, name: str) -> tuple[str, ...]:
 def _audit(dossier: Dossier) -> str:
     assert dossier.audit is not None
     by = [f.severity for f in dossier.audit.findings]
-    kinds = [f"{by.count(s)} {s}s" for s in ("error", "warning", "note") if s in by]  # type: ignore[arg-type]
+    kinds = [f"{by.count(s)} {s}s" for s in ("error", "warning", "note") if s in by]
     return ", ".join(kinds) or "nothing found"
 
 

@@ -250,7 +250,8 @@ def lose(found: Dossier, stage: str, factor: float = 0.3) -> Dossier:
 def handed(change: Callable[[SlotFit], SlotFit], factor: float = 0.3, **places: float) -> Dossier:
     """Wrong states, seen where they are handed over."""
     whole = dict.fromkeys(("prefill", "first_decode", "later_decode", "batch_1", "batched"), 0.99)
-    return times(lose(healthy(), "states", factor), states=states(change, **(places or whole)))
+    found = states(change, LAYERS, **(places or whole))
+    return times(lose(healthy(), "states", factor), states=found)
 
 
 def trained_for(name: str, factor: float = 0.3, **changes: Any) -> Dossier:

@@ -34,6 +34,7 @@ from harness.diagnose.records import (
     Wanted,
 )
 from harness.diagnose.rules import naming
+from harness.diagnose.rules.located import located
 from harness.diagnose.rules.points import points
 from harness.diagnose.verdict import conclude, decided, same_class
 from harness.records import DraftCounts
@@ -120,15 +121,15 @@ def test_a_gap_at_another_k_is_judged_at_the_common_one() -> None:
 
 
 def test_a_stage_is_named_where_no_cause_fits() -> None:
-    replay = made.differs((0.985, 0.6, 0.5), first_call=None, later_calls=None)
-    fits = tuple(made.times(r, agreement=made.some(0.3)) for r in replay.replay.readings[1:])
-    odd = made.times(
-        replay, replay=made.times(replay.replay, readings=(replay.replay.readings[0], *fits))
-    )
-    found = conclude(odd)
-    if found.cause == "unknown":
-        assert found.stage is not None and "between capture and proposal" in found.stage
-        assert "\N{GREATER-THAN OR EQUAL TO} 1" in found.stage
+    odd = made.differs((0.6, 0.55, 0.5), alone=made.some(0.6), batched=made.some(0.6))
+    assert odd.replay is not None
+    found = conclude(made.times(odd, replay=made.times(odd.replay, later_calls=made.some(0.98))))
+    assert found.cause == "unknown"
+    assert found.stage is not None and "between capture and proposal" in found.stage
+    later = made.differs((0.985, 0.6, 0.5))
+    assert later.replay is not None
+    where = "at draft positions \N{GREATER-THAN OR EQUAL TO} 1 of the drafter"
+    assert located(later) == f"between capture and proposal, {where}"
     strange = conclude(made.handed(made.bad("hidden[{1}]", cosine=0.5, own=0.45)))
     assert strange.cause == "unknown"
     assert strange.stage is not None and "the drafter's door" in strange.stage
@@ -173,6 +174,20 @@ def test_what_the_drafter_was_trained_for_is_named_for_the_mending() -> None:
     assert found.details["channel"] == "wanted"
     does = conclude(made.CASES["norm_before_residual"]()).ranked[0]
     assert does.details["channel"] == "replay" and "vllm" in does.remedy
+
+
+def test_wrong_counters_are_no_collapse() -> None:
+    found = conclude(made.CASES["counting"]())
+    assert found.cause == "counting" and not found.collapse
+    assert "they say 1.60 tokens a step, and 2.46 were accepted" in found.verdict
+
+
+@pytest.mark.parametrize(("hits", "named"), [(10, True), (4, False), (0, False)])
+def test_few_tokens_can_tell_of_targets_without_the_norm(hits: int, named: bool) -> None:
+    """A norm that is nearly even changes few tokens, and a drafter that draws those is told."""
+    wanted = made.times(made.healthy().wanted, unnormed_head=Proportion(hits=hits, of=13))
+    found = conclude(made.times(made.healthy(), wanted=wanted))
+    assert found.cause == ("trained_without_norm" if named else "none")
 
 
 def test_a_run_that_was_accepted_less_than_now_is_told() -> None:

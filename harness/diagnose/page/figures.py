@@ -41,8 +41,8 @@ def waterfall(dossier: Dossier, diagnosis: Diagnosis) -> Plot | None:
     for row, step in enumerate(steps):
         ax.barh(row, step.length, color=KEPT, height=0.62, alpha=0.75)
         if step.lost is not None and step.lost > 0:
-            looks = {"facecolor": "none", "edgecolor": LOST, "hatch": "///"}
-            ax.barh(row, step.lost, left=step.length, height=0.62, **looks)
+            (bar,) = ax.barh(row, step.lost, left=step.length, height=0.62, facecolor="none")
+            bar.set(edgecolor=LOST, hatch="///")
         gone = step.lost if step.lost is not None and abs(step.lost) >= 0.005 else None
         lost = "" if gone is None else f" ({-gone:+.2f})"
         at = max(step.length, step.length + (step.lost or 0.0))
@@ -120,7 +120,7 @@ def matrix(states: States | None) -> Plot | None:
     mesh = ax.pcolormesh(values, cmap="cividis", vmin=0.0, vmax=1.0, edgecolors="none")
     mesh.set_rasterized(False)
     bar = figure.colorbar(mesh, ax=ax, pad=0.01, fraction=0.025)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.set_label("median cosine")
     every = max(1, len(columns) // MOST_CELLS)
     shown = range(0, len(columns), every)

@@ -47,7 +47,10 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """Observed beside expected. `there` None: it cannot be told."""
+    """Observed beside expected; where the counters are wrong, what the trace counts.
+
+    `there` None: it cannot be told.
+    """
 
     there: bool | None
     expected: Length | None
@@ -106,7 +109,7 @@ def observed_of(dossier: Dossier) -> Length | None:
 
 def gap(dossier: Dossier) -> Gap:
     """Whether surely fewer drafts are accepted than the drafter's accuracy predicts."""
-    wanted_, seen = at_one_k(expectation(dossier), observed_of(dossier))
+    wanted_, seen = at_one_k(expectation(dossier), _by_trace(dossier) or observed_of(dossier))
     share = lost(seen, wanted_)
     there: bool | None = None
     if share is not None and wanted_ is not None and seen is not None:
@@ -182,6 +185,8 @@ def _by_trace(dossier: Dossier) -> Length | None:
     if observed is None or observed.counted_otherwise is None:
         return None
     counts = observed.counted_otherwise
+    if counts.drafts < 20:
+        return None
     return Length(counts=counts, prompts=observed.acceptance.prompts, length=None)
 
 

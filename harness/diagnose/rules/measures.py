@@ -87,9 +87,11 @@ def surely_below(counted: Proportion | None, limit: float, *, looks: int = LOOKS
     return max(high, (rate(counted) or 0.0) + critical(looks) * error(counted)) < limit
 
 
-def surely_above(counted: Proportion | None, limit: float, *, looks: int = LOOKS) -> bool:
+def surely_above(
+    counted: Proportion | None, limit: float, *, looks: int = LOOKS, fewest: int = FEWEST
+) -> bool:
     """Whether the share is above `limit`, and not by chance."""
-    if counted is None or not known(counted):
+    if counted is None or not known(counted, max(1, fewest)):
         return False
     low, _ = wilson(min(max(counted.hits, 0), counted.of), counted.of, critical(looks))
     return low > limit
@@ -123,6 +125,20 @@ def length_error(found: Length) -> float | None:
     k = max(2.0, len(found.counts.per_position or ()), accepted)
     variance = max(accepted * (k - accepted), 0.25 / drafts)
     return CLUSTERED * math.sqrt(variance / drafts)
+
+
+def step_error(found: Length) -> float | None:
+    """Standard error of the length as steps alone vary, not the prompts; None without positions.
+
+    For what is held against a figure of the very same steps.
+    """
+    positions, drafts = found.counts.per_position, found.counts.drafts
+    if not positions or drafts <= 0:
+        return None
+    rates = [min(1.0, max(0, n) / drafts) for n in positions]
+    mean = sum(rates)
+    square = sum((2 * i + 1) * rate for i, rate in enumerate(rates))
+    return math.sqrt(max(square - mean * mean, 0.25 / drafts) / drafts)
 
 
 def shorter(

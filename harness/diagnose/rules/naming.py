@@ -56,7 +56,7 @@ def candidate_of(name: str) -> Candidate:
     layer = int(indexed[2]) if indexed else None
     for word in ("other request", "previous step"):
         if word in text:
-            return Candidate(kind=word, layer=layer, moved=moved)  # type: ignore[arg-type]
+            return Candidate(kind=word, layer=layer, moved=moved)
     if indexed:
         return Candidate(kind=indexed[1], layer=layer, moved=moved)  # type: ignore[arg-type]
     kind: StateKind = "embedding" if text.startswith("embedding") else "else"

@@ -56,7 +56,8 @@ def _low(dossier: Dossier) -> list[Point]:
     if not low:
         if not surely_above(first, GOOD_FIRST, looks=2):
             return []
-        against = [c for c in of_stage("training") if c != "trained_one_step"]
+        own = ("trained_one_step", "trained_without_norm")  # these may leave a first draft right
+        against = [c for c in of_stage("training") if c not in own]
         return [point(c, -STRONG, says, NAME) for c in (*against, "other_target")]
     if readings.better(dossier):
         says += ", which another reading mends"
@@ -76,7 +77,7 @@ def _low(dossier: Dossier) -> list[Point]:
 def _audited(dossier: Dossier) -> set[str]:
     """Causes in the checkpoint that the audit points to: it would be read badly so."""
     findings = () if dossier.audit is None else dossier.audit.findings
-    of = {f.cause for f in findings if f.severity != "note"}
+    of = {f.cause for f in findings if f.cause is not None and f.severity != "note"}
     return of & set(of_stage("checkpoint", "target", "prompts"))
 
 
@@ -88,12 +89,12 @@ def _loops(dossier: Dossier) -> bool:
 def _unnormed(dossier: Dossier) -> list[Point]:
     found: Wanted | None = dossier.wanted
     drawn = None if found is None else found.unnormed_head
-    if drawn is None or not known(drawn):
+    if drawn is None:
         return []
     says = f"{counted(drawn)} first drafts are what the target's head says without its final norm, "
     says += "where that is another token than the target's"
     first = readings.first_of_text(dossier)
-    if surely_above(drawn, UNNORMED):
+    if surely_above(drawn, UNNORMED, fewest=1):  # a norm that is even leaves few such tokens
         # Such a drafter is right where both agree, and draws the other token where they do not.
         weight = DECISIVE if is_low(dossier) or above(drawn, _wrong(first)) else STRONG
         return [point("trained_without_norm", weight, says, NAME)]

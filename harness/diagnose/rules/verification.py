@@ -6,6 +6,7 @@ from harness.diagnose.records import Dossier, Length, Point
 from harness.diagnose.rules import gap
 from harness.diagnose.rules.measures import (
     counted,
+    critical,
     finite,
     known,
     length,
@@ -15,6 +16,8 @@ from harness.diagnose.rules.measures import (
     rate,
     shorter,
     span,
+    step_error,
+    surely_above,
     surely_below,
 )
 from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, point
@@ -24,8 +27,12 @@ VERIFIED = 0.97
 near-tie falls otherwise, one differs."""
 COUNTED = 0.05
 """Ends of answers inside a step move a count by less."""
-PRICE = 0.1
+STRICT, SLACK = 0.1, 1.2
+"""Share of the drafts that a strict rejection must cost, and by how much chance is widened."""
+PRICE = 0.03
 """Share of the drafts that greedy drafting must cost at a temperature to be named."""
+LIKELIEST = 0.9
+"""Of drafts that are drawn so many are no likeliest tokens at any temperature worth the name."""
 
 
 def verification_points(dossier: Dossier) -> list[Point]:
@@ -95,11 +102,20 @@ def _sampled(dossier: Dossier) -> list[Point]:
 
 
 def rejects(dossier: Dossier) -> bool:
-    """Whether surely fewer sampled drafts are accepted than the distributions imply."""
+    """Whether surely fewer sampled drafts are accepted than the distributions imply.
+
+    What is implied is of the same steps, so that only the steps' own chance stands between the two,
+    and some steps at the answers' ends.
+    """
     found = dossier.sampling
-    if found is None:
+    implied = gap.implied(dossier)
+    seen, could = (None if found is None else length(found.observed)), length(implied)
+    if found is None or seen is None or could is None:
         return False
-    return shorter(found.observed, gap.implied(dossier), least=0.1, looks=gap.LOOKS)
+    error = step_error(found.observed)
+    if error is None:
+        return shorter(found.observed, implied, least=STRICT, looks=gap.LOOKS)
+    return could - seen > max(SLACK * critical() * error, STRICT * (could - 1))
 
 
 def _greedy_price(
@@ -113,8 +129,10 @@ def _greedy_price(
     says = f"{counted(argmax)} drafts are the drafter's likeliest token; {at} drawn drafts would "
     says += f"be accepted {number(sampled)} tokens a step, and these are {number(greedy)}"
     if gap.drafts_greedily(dossier) and price > PRICE:
-        weight = GOOD if strict else DECISIVE if price > 2 * PRICE else STRONG
-        if not known(argmax):
+        weight = DECISIVE if price > 0.2 else STRONG if price > 0.1 else STRONG - 0.5
+        if strict:
+            weight = GOOD
+        if not surely_above(argmax, LIKELIEST):
             weight -= WEAK
         return [point("greedy_drafts_sampled", weight, says, "sampling")]
     return [point("greedy_drafts_sampled", -GOOD, says, "sampling")]

@@ -59,7 +59,20 @@ def better(dossier: Dossier) -> list[ReadingFit]:
     fits = [
         r for r in wanted.readings if not naming.is_declared(r.reading) and _gains(r, own, looks)
     ]
-    return sorted(fits, key=lambda r: (-_accepted(r), r.reading))
+    fits.sort(key=lambda r: (-_gain(r, own), r.reading))
+    plain = next((r for r in fits if not _is_searched(r) and _equal(r, fits[0], own)), None)
+    return fits if plain is None else [plain, *(r for r in fits if r is not plain)]
+
+
+def _is_searched(fit: ReadingFit) -> bool:
+    """Whether it is one of many sets of layers: neighbours are alike, some do well by chance."""
+    return naming.cause_of_reading(fit.reading) == "layers_other"
+
+
+def _gain(fit: ReadingFit, own: Length | None) -> float:
+    """The gain over every slot of the text where that is told, else over a walk's steps."""
+    told = finite(fit.gain)
+    return told if told is not None else _accepted(fit) - (length(own) or 1.0)
 
 
 def _accepted(fit: ReadingFit) -> float:
@@ -89,7 +102,8 @@ def _named(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
     replay = dossier.replay
     engine_does = {r.reading for r in execution.better(replay)} if replay is not None else set()
     best = fits[0]
-    equals = [r for r in fits if _equal(r, best)]
+    own = base(dossier)
+    equals = [r for r in fits if _equal(r, best, own)]
     rivals = {cause_in(dossier, r) for r in equals}
     if rivals <= set(naming.LAYERS):
         rivals = {cause_in(dossier, best)}  # neighbouring layers are alike; the best list counts
@@ -104,18 +118,16 @@ def _named(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
             if cause not in rivals:
                 weight = GOOD
             weight += WEAK / 2 if fit is best else 0.0
-        says = _says(fit, base(dossier))
+        says = _says(fit, own)
         if fit.reading in engine_does:
             weight, says = WEAK, f"{says}; and that is how the engine runs it"
         found[cause] = point(cause, weight, says, NAME)
     return list(found.values())
 
 
-def _equal(fit: ReadingFit, best: ReadingFit) -> bool:
-    """Whether a reading is accepted nearly as much as the best: within a tenth of its drafts."""
-    if fit is best:
-        return True
-    return (_accepted(best) - _accepted(fit)) < 0.1 * max(_accepted(best) - 1, 1e-9)
+def _equal(fit: ReadingFit, best: ReadingFit, own: Length | None) -> bool:
+    """Whether a reading gains nearly as much as the best: within a tenth of it."""
+    return fit is best or _gain(fit, own) > 0.9 * _gain(best, own)
 
 
 def cause_in(dossier: Dossier, fit: ReadingFit) -> str | None:
