@@ -144,3 +144,32 @@ def test_no_healthy_variant_is_accepted_less_than_it_should_be(
 
 def test_every_way_of_the_engine_has_faults() -> None:
     assert min(map(len, (STATES, EXECUTION, SERVING))) >= 5
+
+
+@pytest.mark.parametrize("kind", ["zero", "scaled", "moved", "noisy"])
+def test_a_share_of_the_rows_is_spoiled(kind: str) -> None:
+    import torch
+    from faults.hooks.foreign import Spoil
+
+    states = torch.randn(400, 12)
+    wrong = (Spoil(kind, 0.4, 0)(states) != states).any(-1)
+    assert 100 < int(wrong.sum()) < 220
+    assert torch.equal(Spoil(kind, 0.0, 0)(states), states)
+
+
+def test_a_hook_of_vllm_changes_what_its_drafter_is_handed() -> None:
+    import torch
+    from faults.hooks.foreign import spoil_vllm, swap_vllm
+
+    class Drafter:
+        def propose(self, *, target_hidden_states: torch.Tensor) -> torch.Tensor:
+            return target_hidden_states[:2].long()
+
+    class Runner:
+        drafter = Drafter()
+
+    rows = torch.arange(6.0).view(2, 3) + 1
+    spoil_vllm(Runner, kind="scaled", share=1.0, seed=0)
+    assert Runner.drafter.propose(target_hidden_states=rows).tolist() == [[8, 16, 24], [32, 40, 48]]
+    swap_vllm(Runner, share=1.0, seed=0)
+    assert Runner.drafter.propose(target_hidden_states=rows).tolist() == [[32, 40, 48], [8, 16, 24]]
