@@ -77,7 +77,8 @@ def run(wanted: Wanted, progress: Progress) -> Matrix:
     for name in (CASES, DOSSIERS, WORK):
         (wanted.out / name).mkdir(parents=True, exist_ok=True)
     code, begun = code_digest(), time.monotonic()
-    results, engines = [], Targets()
+    results: list[CaseResult] = []
+    engines = Targets()
     for number, case in enumerate(cases, 1):
         kept = _kept(wanted.out, case, code)
         if kept is None:
