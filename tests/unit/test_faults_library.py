@@ -18,6 +18,8 @@ QUICK = ("layers_plus_one", "states_zero", "tokens_unshifted", "refused", "misco
 FEW = 8
 """Prompts in the everyday tests."""
 SEEDS = (0, 1, 2)
+GREEDY = [variant for name, variant in HEALTHY.items() if "temperature" not in name]
+"""A walk over sampled text does not say what is accepted."""
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +110,14 @@ def test_a_turned_target_answers_alike_and_hands_over_other_states(
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault",
+    [fault for fault in FAULTS.values() if "reference" in fault.engines],
+    ids=lambda fault: fault.name,
+)
 def test_every_fault_costs_what_it_is_said_to(fault: Fault, seed: int, tmp_path: Path) -> None:
     from faults.pair import find_pair
 
-    if "reference" not in fault.engines:
-        pytest.skip("it cannot be planted in the reference engine")
     pair = find_pair(fault.kind)
     found = []
     for severity in fault.severities:
@@ -127,7 +131,7 @@ def test_every_fault_costs_what_it_is_said_to(fault: Fault, seed: int, tmp_path:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("variant", HEALTHY.values(), ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", GREEDY, ids=lambda variant: variant.name)
 def test_no_healthy_variant_is_accepted_less_than_it_should_be(
     variant: Variant, tmp_path: Path
 ) -> None:
@@ -136,8 +140,6 @@ def test_no_healthy_variant_is_accepted_less_than_it_should_be(
     from faults.pair import find_pair
 
     planted = variant.plant(find_pair(variant.kind), tmp_path, 0, 1.0)
-    if planted.temperature > 0:
-        pytest.skip("a walk over sampled text does not say what is accepted")
     served = share(accepted(planted))
     assert served == pytest.approx(share(expected(planted)), abs=0.03)
 
