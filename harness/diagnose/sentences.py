@@ -139,9 +139,5 @@ def _unknown(dossier: Dossier, stage: str | None, ranked: Sequence[Ranked]) -> s
     else:
         why = "none of the known causes fits"
     if training.is_low(dossier):
-        why = f"{training_told(dossier)}; {why}"
+        why = f"{wanted.told_first(dossier)}; {why}"
     return "; ".join([where, why, *_cost(dossier)]) + "."
-
-
-def training_told(dossier: Dossier) -> str:
-    return wanted.told_first(dossier)

@@ -52,17 +52,19 @@ def rank(dossier: Dossier, found: Sequence[Point]) -> tuple[Ranked, ...]:
 def _ranked(dossier: Dossier, cause: str, found: list[Point]) -> Ranked:
     told = CAUSES[cause]
     score = math.fsum([told.prior, *(p.weight for p in found)])
+    strength = _strength(score)
+    open_ = strength != "excluded"  # of the others nobody asks for an exact change
     by_weight = sorted(found, key=lambda p: (-abs(p.weight), p.says))
     return Ranked(
         cause=cause,
         title=told.title,
-        strength=_strength(score),
+        strength=strength,
         score=score,
         evidence_for=tuple(dict.fromkeys(p.says for p in by_weight if p.weight > 0)),
         evidence_against=tuple(dict.fromkeys(p.says for p in by_weight if p.weight < 0)),
         settles=told.settles or None,
-        remedy=remedy_of(dossier, cause),
-        details=details_of(dossier, cause),
+        remedy=remedy_of(dossier, cause) if open_ else told.remedy,
+        details=details_of(dossier, cause) if open_ else {},
     )
 
 

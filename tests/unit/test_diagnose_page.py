@@ -10,8 +10,8 @@ from typing import Any
 import diagnose_cases as made
 import pytest
 from chromium import axe, browser, opened
+from diagnose_any import DOSSIERS
 from hypothesis import HealthCheck, given, settings
-from test_diagnose_rules import DOSSIERS
 
 from harness.diagnose.explain import to_markdown
 from harness.diagnose.page.page import render_page

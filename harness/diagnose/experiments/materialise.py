@@ -14,7 +14,7 @@ from drafters.eagle3 import Eagle3Drafter
 from drafters.spec import DrafterError, DrafterSpec
 from harness.diagnose.experiments.altered import alter
 from harness.diagnose.experiments.known import Knowledge
-from harness.diagnose.readings import Reading, reading_of
+from harness.diagnose.readings import AS_DECLARED, Reading, reading_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ def write_reading(knowledge: Knowledge, name: str, out: Path) -> tuple[str, ...]
     Raises `DrafterError` where a checkpoint cannot state the reading.
     """
     reading = reading_of(name)
-    if name in UNWRITABLE or reading.by not in ("drafter", "states"):
+    if name in (AS_DECLARED, *UNWRITABLE) or reading.by not in ("drafter", "states"):
         raise DrafterError(f'no checkpoint can state the reading "{name}"')
     made = made_as(knowledge, reading)
     save(_stored(made), out)

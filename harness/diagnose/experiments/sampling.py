@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from harness.analyse.ratio import ratio
 from harness.diagnose.experiments.asking import Answered, Asked
 from harness.diagnose.experiments.known import Knowledge, batch_of
-from harness.diagnose.experiments.lengths import share_of
-from harness.diagnose.experiments.observed import accepted_steps, length_in
-from harness.diagnose.records import Proportion, Sampling
+from harness.diagnose.experiments.lengths import length_of, share_of
+from harness.diagnose.experiments.observed import accepted_steps
+from harness.diagnose.records import Length, Proportion, Sampling
 from harness.findings import Estimate
+from harness.records import DraftCounts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,16 +34,16 @@ Traces = Mapping[str, Sequence["TraceStep"]]
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A verify step: its newest known token is at `newest` of row `row`; `drafts` as traced."""
+    """A verify step: its newest known token is at `newest`; `drafts` as traced."""
 
-    row: int
     newest: int
+    accepted: int
     drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One sampled answer: its question, all its tokens, and its steps that it wholly holds."""
+    """One sampled answer: its question, all its tokens, and its steps before its last token."""
 
     question: str
     prompt_tokens: int
@@ -56,7 +57,12 @@ def sampled(
     questions: Mapping[str, Sequence[int]],
     traces: Traces | None = None,
 ) -> Sampling | None:
-    """`asked` beside what is implied; `questions`: prompts by name. None: no step can be judged."""
+    """`asked` beside what is implied; `questions`: prompts by name. None: no step can be judged.
+
+    Observed and implied are of the same drafts: those that stand for a token of the text. What a
+    step drafts behind the text's end is neither; whether a token is the last does not depend on the
+    draft that stands for it, so that this selects nothing.
+    """
     k, temperature = knowledge.k, asked.way.temperature
     rows = list(_rows(asked, questions, traces or {}, k))
     if not any(row.starts for row in rows):
@@ -72,7 +78,7 @@ def sampled(
     own = found["greedy" if share is not None and share >= MOSTLY else "sampled"]
     return Sampling(
         temperature=temperature,
-        observed=length_in(asked, k, traces),
+        observed=_observed(rows, k),
         implied_sampled=found["sampled"].value,
         implied_greedy=found["greedy"].value,
         implied_low=own.low,
@@ -98,17 +104,34 @@ def _rows(
 
 
 def _starts(answer: Answered, begin: int, length: int, traces: Traces, k: int) -> Iterator[Start]:
-    """The steps whose k drafts all stand within the text, in the answer's own order."""
+    """The steps with a draft that stands for a token of the text, in the answer's own order."""
     traced = traces.get(answer.request, ())
     proposals = [tuple(step.drafts.tolist()) for step in traced if len(step.drafts)]
     accepted = answer.steps if answer.steps is not None else accepted_steps(traced)
     newest = begin
     for i, count in enumerate(accepted):
-        if newest + k >= length:
+        within = min(k, length - 1 - newest)
+        if within < 1:
             return
         drafts = proposals[i] if i < len(proposals) else ()
-        yield Start(row=0, newest=newest, drafts=drafts)
+        yield Start(newest=newest, accepted=min(count, within), drafts=drafts)
         newest += count + 1
+
+
+def _observed(rows: Sequence[Row], k: int) -> Length:
+    """What the judged drafts were accepted."""
+    by_question: dict[str, list[DraftCounts]] = defaultdict(list)
+    for row in rows:
+        accepted = [start.accepted for start in row.starts]
+        by_question[row.question].append(
+            DraftCounts(
+                drafts=len(accepted),
+                drafted=k * len(accepted),
+                accepted=sum(accepted),
+                per_position=tuple(sum(n > i for n in accepted) for i in range(k)),
+            )
+        )
+    return length_of(by_question, k=k)
 
 
 def _implied(
@@ -130,15 +153,19 @@ def _implied(
     weight, same = torch.ones(len(at)), torch.ones(len(at))
     firsts = torch.zeros(len(at), dtype=torch.int64)
     vocabulary = drafter.to_target(torch.arange(drafter.spec.draft_vocab_size))  # [D]
+    lengths = torch.tensor([len(row.tokens) for row in rows for _ in row.starts])
+    newest = torch.tensor([n for _, n in at])
     for depth, logits in enumerate(unrolled):
+        inside = newest + depth + 1 < lengths  # [S]; elsewhere a step's last token stands in
+        places = [(r, min(n + depth, len(rows[r].tokens) - 2)) for r, n in at]
         q = (logits.float() / temperature).softmax(-1)  # [S, D]
-        before = torch.stack([normed[r][newest + depth] for r, newest in at])  # [S, H]
+        before = torch.stack([normed[r][place] for r, place in places])  # [S, H]
         p = (model.logits(before).float() / temperature).softmax(-1)  # [S, V]
-        text = torch.tensor([rows[r].tokens[newest + depth + 1] for r, newest in at])
+        text = torch.tensor([rows[r].tokens[place + 1] for r, place in places])
         best = vocabulary[q.argmax(-1)]
         firsts = best if depth == 0 else firsts
-        drawn += weight * torch.minimum(p[:, vocabulary], q).sum(-1)
-        likeliest += same * p.gather(1, best[:, None])[:, 0]
+        drawn += weight * torch.minimum(p[:, vocabulary], q).sum(-1) * inside
+        likeliest += same * p.gather(1, best[:, None])[:, 0] * inside
         p_text = p.gather(1, text[:, None])[:, 0]
         weight = weight * (_of(q, vocabulary, text) / p_text.clamp_min(1e-12)).clamp_max(1.0)
         same = same * (best == text)

@@ -21,7 +21,7 @@ from harness.diagnose.rules.measures import (
 from harness.records import DraftCounts
 
 GREEDY = 1e-5
-LOOKS = 4
+LOOKS = 12
 BY_DRAFTS = 0.95
 """Drafts of which so many are the drafter's likeliest token are no sample of it."""
 

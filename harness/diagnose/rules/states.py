@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from harness.diagnose.records import Dossier, Point, Proportion, SlotFit, States
-from harness.diagnose.rules import naming
+from harness.diagnose.rules import naming, target
 from harness.diagnose.rules.measures import (
     above,
     counted,
@@ -65,7 +65,7 @@ def is_bad(slot: SlotFit, floor: float) -> bool:
     if share is None:
         cosine, scale = finite(slot.as_declared.cosine), finite(slot.as_declared.scale)
         return cosine is None or cosine < floor or scale is None or abs(scale - 1) > SCALE
-    hits = min(slot.rows, max(0, round(share * slot.rows)))
+    hits = round(min(1.0, max(0.0, share)) * slot.rows)
     return surely_above(Proportion(hits=hits, of=max(slot.rows, 20)), BAD_ROWS, looks=12)
 
 
@@ -166,7 +166,7 @@ def _kin(kind: Kind, slots: list[Slot], says: str, dossier: Dossier) -> list[Poi
     if kind == "partial" and dossier.subject.tensor_parallel > 1:
         ranks = dossier.subject.tensor_parallel
         return [point("states_partial_sums", STRONG, f"{says}; served on {ranks} ranks", NAME)]
-    if kind == "noisy" and _target_is_right(dossier):
+    if kind == "noisy" and target.is_right(dossier.target) is True:
         return [point("states_noisy", GOOD, f"{says}; the target itself is computed right", NAME)]
     share = max((finite(s.fit.bad_share) or 0.0) for s in slots)
     if kind in ("zero", "previous step") and share < 0.9:
@@ -175,12 +175,6 @@ def _kin(kind: Kind, slots: list[Slot], says: str, dossier: Dossier) -> list[Poi
     if kind == "moved" and all(s.fit.where == "decode" for s in slots):
         return [point("states_stale", GOOD, f"{says}, in decode steps alone", NAME)]
     return []
-
-
-def _target_is_right(dossier: Dossier) -> bool:
-    from harness.diagnose.rules.target import is_right
-
-    return is_right(dossier.target) is True
 
 
 def _says(kind: Kind, slot: Slot) -> str:

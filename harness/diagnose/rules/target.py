@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.diagnose.records import Dossier, Point, TargetParity
+from harness.diagnose.records import Dossier, Point, Proportion, TargetParity
 from harness.diagnose.rules.measures import (
     counted,
     finite,
@@ -30,12 +30,21 @@ def is_right(parity: TargetParity | None) -> bool | None:
     if known(parity.argmax):
         if surely_below(parity.argmax, WRONG):
             return False
+        # No prompt is harder for an honest engine: beside a wide gap each token counts.
+        alone = Proportion(hits=parity.argmax.hits, of=parity.argmax.of) if parity.argmax else None
+        if is_wide(parity) and surely_below(alone, WRONG):
+            return False
         if (rate(parity.argmax) or 0.0) >= RIGHT:
             return True
     gaps = _gaps(parity)
     if not gaps or known(parity.argmax):
         return None
     return True if max(gaps.values()) <= _limit(parity) else None
+
+
+def is_wide(parity: TargetParity) -> bool:
+    """Whether log-probabilities differ by more than two honest computations'."""
+    return max(_gaps(parity).values(), default=0.0) > _limit(parity)
 
 
 def _gaps(parity: TargetParity) -> dict[str, float]:
@@ -65,7 +74,7 @@ def target_points(dossier: Dossier) -> list[Point]:
     if right:
         return [point("target_computed_wrong", -DECISIVE, says, NAME)]
     if right is None:
-        wide = bool(gaps) and max(gaps.values()) > _limit(parity)
+        wide = is_wide(parity)
         odd = known(parity.argmax) and not surely_above(parity.argmax, WRONG)
         weight = GOOD if wide and odd else WEAK if wide else 0.0
         return [point("target_computed_wrong", weight, says, NAME)] if weight else []

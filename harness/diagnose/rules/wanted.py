@@ -21,6 +21,8 @@ from harness.diagnose.rules.measures import (
 from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, point
 
 NAME = "wanted"
+LAST_NORM = "norm norm.weight "
+"""As the audit calls it."""
 LEAST = 0.05
 """A reading must be accepted so much more, as a share of what it is accepted itself, to matter."""
 
@@ -92,7 +94,20 @@ def wanted_points(dossier: Dossier) -> list[Point]:
     if dossier.wanted is None:
         return []
     fits = better(dossier)
-    return [*_named(dossier, fits), *_tried(dossier, fits)]
+    return [*_named(dossier, fits), *_norm_of_ones(dossier, fits), *_tried(dossier, fits)]
+
+
+def _norm_of_ones(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
+    """A head that another one beats, behind a last norm of ones: it is the norm that was lost.
+
+    Nothing tells the two apart by acceptance: a head is as far off as the norm before it.
+    """
+    findings = () if dossier.audit is None else dossier.audit.findings
+    ones = any(f.code == "norm_untrained" and LAST_NORM in f.what for f in findings)
+    if not ones or not fits or cause_in(dossier, fits[0]) != "lm_head_replaced":
+        return []
+    says = f"norm.weight is 1 everywhere; {_says(fits[0], base(dossier))}"
+    return [point("final_norm", DECISIVE + 2 * WEAK, says, NAME)]
 
 
 def _named(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
@@ -168,6 +183,7 @@ def _tried(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
     """
     assert dossier.wanted is not None
     seen = {cause_in(dossier, r) for r in fits}
+    seen |= {p.cause for p in _norm_of_ones(dossier, fits)}
     if dossier.replay is not None:
         seen |= {naming.cause_of_reading(r.reading) for r in execution.better(dossier.replay)}
     if states.is_clean(dossier.states) is False:
