@@ -306,12 +306,14 @@ class Work:
 
         found: list[Toggle] = []
         k, rounds = self.subject.k, self._rounds
+        if "alone" not in rounds:
+            raise Skipped(self.dossier.skipped.get("observed", "nothing was asked"))
         if {"alone", "batched"} <= set(rounds):
             pair = (rounds["alone"], rounds["batched"])
             names = ("1", str(rounds["batched"].way.concurrency))
             cause = "states_other_request"
             found.append(compared("requests at once", names, pair, k=k, cause=cause))
-        if self.options.other_form and "alone" in rounds:
+        if self.options.other_form:
             other = "raw" if self.options.form == "templated" else "templated"
             asked = self.round(self._way("other form"), self._other_form())
             pair = (rounds["alone"], asked)
@@ -353,10 +355,13 @@ class Work:
         known = self.known()
         texts = zip(self.questions, known.texts, strict=True)
         again = repeated_questions(self.questions, {q.name: t.answer for q, t in texts})
-        server: Server | None = None
-        if again:
-            try:
-                server = self.server()
-            except Skipped:
-                server = None
-        return controls(known, server, again, self.progress)
+        return controls(known, self._server_for_controls() if again else None, again, self.progress)
+
+    def _server_for_controls(self) -> Server | None:
+        """The server; none where it was ended for a toggle: another start is more than it tells."""
+        if self._server is None and any(t.what != "requests at once" for t in self.dossier.toggles):
+            return None
+        try:
+            return self.server()
+        except Skipped:
+            return None
