@@ -125,6 +125,8 @@ def _variants() -> Iterator[Variant]:
     for recipe in ("norm_output", "fc_norm", "norm_before_fc", "norm_before_residual"):
         engines = ("reference", "vllm") if recipe == "norm_before_residual" else ("reference",)
         yield _variant(f"trained_{recipe}", _served(_recipe(recipe)), engines=engines)
+    for recipe in ("own_embeddings", "small_vocabulary"):
+        yield _variant(f"trained_{recipe}", _served(_recipe(recipe)))
     yield _variant("concurrency_8", _served(concurrency=8), engines=EVERY_ENGINE)
     yield _variant("concurrency_1", _served(concurrency=1), engines=EVERY_ENGINE)
     yield _variant("short_answers", _served(max_tokens=24), engines=EVERY_ENGINE)

@@ -77,6 +77,7 @@ def _fault(name: str, cause: str, plant: Any, costs: float, **more: Any) -> Faul
 TRAINING: tuple[Fault, ...] = (
     _fault("trained_unnormed", "trained_without_norm", _of("unnormed"), 0.05),
     _fault("trained_one_step", "trained_one_step", _of("one_step"), 0.05),
+    _fault("trained_own_tokens", "trained_one_step", _of("own_tokens"), 0.02),
     _fault("trained_overfit", "overfit", _overfit, 0.1),
     _fault("trained_mixed", "trained_on_mixed_states", _of("mixed"), 0.1),
     _fault("trained_little", "undertrained", _of("undertrained"), 0.1),
