@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -17,6 +17,7 @@ from harness.options import parse_urls
 
 if TYPE_CHECKING:
     from harness.diagnose.mend import Mended
+    from harness.diagnose.selftest import Wanted
     from harness.diagnose.story import Outcome
 
 
@@ -76,11 +77,41 @@ def diagnose(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the diagnosis as JSON, not as text.")
     ] = False,
+    self_test: Annotated[
+        bool,
+        typer.Option(
+            "--self-test",
+            help="Diagnose planted faults, and tell what was called what; --only is then a "
+            "pattern of cases.",
+        ),
+    ] = False,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=20, metavar="N", help="Of the self-test: prompts per fault.")
+    ] = 3,
+    limit_minutes: Annotated[
+        float | None,
+        typer.Option(metavar="M", help="Of the self-test: begin no case after so long."),
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Of the self-test: keep the matrix in docs/.")
+    ] = False,
 ) -> None:
     """Say why a drafter is accepted less than it should be. Exit 1 if it is.
 
     With no options: the demo. Exit 0: nothing is wrong; 4: too little was seen to say.
     """
+    if self_test:
+        from harness.diagnose.selftest import Wanted
+
+        asked_for = Wanted(
+            engine=engine or "reference",
+            only=tuple(only or ()) or ("*",),
+            seeds=seeds,
+            out=out / "self-test" / (engine or "reference"),
+            limit_minutes=limit_minutes,
+            write=write,
+        )
+        test_itself(asked_for)
     if run is not None and profile is not None:
         raise UsageError("--profile: a stored run has its own plan; change it with --set")
     if fix is not None and fix.exists() and (not fix.is_dir() or any(fix.iterdir())):
@@ -141,6 +172,20 @@ def telling_how_to_go_on() -> Iterator[None]:
     except KeyboardInterrupt:
         complain("what was found is kept; the same command goes on behind it")
         raise
+
+
+def test_itself(wanted: Wanted) -> NoReturn:
+    """Diagnose what is planted, print the matrix; exit 1 where a called cause is not right."""
+    from harness.diagnose.matrix import to_markdown
+    from harness.diagnose.selftest import run as do_test
+    from harness.progress import make_progress
+
+    with make_progress() as progress:
+        matrix = do_test(wanted, progress)
+    sys.stdout.write(to_markdown(matrix))
+    sys.stdout.flush()
+    print(wanted.out, file=sys.stderr, flush=True)
+    raise typer.Exit(0 if matrix.right else 1)
 
 
 def finish(ended: Outcome, as_json: bool, mended: Mended | str | None) -> None:

@@ -21,7 +21,7 @@ STORIES = (
     *("doctor", "precision", "pace", "probes", "floor", "stored", "show", "choose"),
     *("telemetry", "sampler", "compare"),
     *("nightly.story", "nightly.changed", "nightly.bisect", "nightly.candidates"),
-    *("diagnose.story", "diagnose.mend", "diagnose.subjects"),
+    *("diagnose.story", "diagnose.mend", "diagnose.selftest", "diagnose.subjects"),
 )
 COMMANDS = (
     *("cli", "cli_compare", "cli_diagnose", "cli_engines", "cli_exchange", "cli_history"),

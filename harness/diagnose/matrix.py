@@ -1,0 +1,189 @@
+"""What the self-test keeps of a case, and the confusion matrix over all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from harness.diagnose.causes import UNKNOWN
+
+
+class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One planted case: what should have been called, and what was.
+
+    `what`: the fault or variant. `right`: every cause that is a right answer. `ranked`: the first
+    five causes of the verdict. `emulated`: the planting stands for what needs GPUs or several
+    ranks. `code`: the digests of what found the evidence and of what judged it.
+    """
+
+    name: str
+    kind: Literal["fault", "healthy", "compound"]
+    what: str
+    engine: str
+    seed: int
+    severity: float
+    cause: str
+    right: tuple[str, ...]
+    called: str
+    collapse: bool
+    ranked: tuple[str, ...]
+    first: bool
+    among_three: bool
+    expected: float | None
+    observed: float | None
+    experiments: tuple[str, ...]
+    skipped: dict[str, str]
+    took_s: float
+    code: str
+    emulated: bool = False
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """So many of so many."""
+
+    hits: int
+    of: int
+
+    def __str__(self) -> str:
+        share = f" ({100 * self.hits / self.of:.0f}%)" if self.of else ""
+        return f"{self.hits} of {self.of}{share}"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """All cases of one fault or variant."""
+
+    what: str
+    kind: Literal["fault", "healthy", "compound"]
+    cause: str
+    emulated: bool
+    first: Tally
+    among_three: Tally
+    otherwise: dict[str, int]
+    """What was called instead, by how often."""
+    median_s: float
+
+
+class Matrix(msgspec.Struct, frozen=True, kw_only=True):
+    """All cases of one engine. `planned`: how many there are, done or not."""
+
+    engine: str
+    planned: int
+    done: int
+    faults: int
+    first: Tally
+    among_three: Tally
+    healthy: Tally
+    compound: Tally
+    unknown: int
+    """Faults of which no cause was named: neither right nor a wrong name."""
+    rows: tuple[Row, ...]
+    confusion: dict[str, dict[str, int]]
+    """By the true cause: what was called, by how often. Cases of one fault at a time."""
+    schema: str = "1.0"
+
+    @property
+    def right(self) -> bool:
+        """Whether every case that is done was called by a right name."""
+        tallies = (self.first, self.healthy, self.compound)
+        return all(tally.hits == tally.of for tally in tallies)
+
+
+def matrix_of(engine: str, results: Sequence[CaseResult], *, planned: int) -> Matrix:
+    """Pool the cases."""
+    faults = [r for r in results if r.kind == "fault"]
+    healthy = [r for r in results if r.kind == "healthy"]
+    compound = [r for r in results if r.kind == "compound"]
+    confusion: dict[str, Counter[str]] = {}
+    for result in (*faults, *healthy):
+        called = result.cause if result.first else result.called
+        confusion.setdefault(result.cause, Counter())[called] += 1
+    return Matrix(
+        engine=engine,
+        planned=planned,
+        done=len(results),
+        faults=len({r.what for r in faults}),
+        first=_tally(r.first for r in faults),
+        among_three=_tally(r.among_three for r in faults),
+        healthy=_tally(r.first and not r.collapse for r in healthy),
+        compound=_tally(r.first for r in compound),
+        unknown=sum(r.called == UNKNOWN for r in faults),
+        rows=tuple(_rows(results)),
+        confusion={cause: dict(called.most_common()) for cause, called in confusion.items()},
+    )
+
+
+def _tally(hits: Iterable[bool]) -> Tally:
+    whole = list(hits)
+    return Tally(hits=sum(whole), of=len(whole))
+
+
+def _rows(results: Sequence[CaseResult]) -> Iterable[Row]:
+    groups: dict[tuple[str, str], list[CaseResult]] = {}
+    for result in results:
+        groups.setdefault((result.kind, result.what), []).append(result)
+    for group in groups.values():
+        one = group[0]
+        otherwise = Counter(r.called for r in group if not r.first)
+        times = sorted(r.took_s for r in group)
+        yield Row(
+            what=one.what,
+            kind=one.kind,
+            cause=one.cause,
+            emulated=one.emulated,
+            first=_tally(r.first for r in group),
+            among_three=_tally(r.among_three for r in group),
+            otherwise=dict(otherwise.most_common()),
+            median_s=times[len(times) // 2],
+        )
+
+
+def to_markdown(matrix: Matrix) -> str:
+    """The page that is kept in docs/."""
+    lines = [
+        f"# Diagnosis of planted faults: {matrix.engine}",
+        "",
+        "Made by `python -m harness diagnose --self-test"
+        + ("" if matrix.engine == "reference" else f" --engine {matrix.engine}")
+        + " --write`; a case is one fault at one severity with the prompts of one seed. Faults "
+        "marked with * stand for what needs GPUs or several ranks, by a hook.",
+        "",
+        f"- cases: {matrix.done} of {matrix.planned} done, {matrix.faults} distinct faults",
+        f"- the true cause is called: {matrix.first}; among the first three: {matrix.among_three}",
+        f"- no cause named although there is one: {matrix.unknown}",
+        f"- healthy variants without a fault called: {matrix.healthy}",
+        f"- two faults at once, one of them called: {matrix.compound}",
+        "",
+    ]
+    for kind, title in (
+        ("fault", "Faults"),
+        ("healthy", "Healthy variants"),
+        ("compound", "Two faults at once"),
+    ):
+        rows = [row for row in matrix.rows if row.kind == kind]
+        if rows:
+            lines += [f"## {title}", "", *_table(rows), ""]
+    lines += ["## What was called, by the true cause", "", *_confusion(matrix.confusion), ""]
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[Row]) -> Iterable[str]:
+    yield "| planted | true cause | called | among three | otherwise | seconds |"
+    yield "|---|---|---|---|---|---|"
+    for row in rows:
+        star = "*" if row.emulated else ""
+        otherwise = ", ".join(f"{name} {count}" for name, count in row.otherwise.items())
+        yield (
+            f"| {row.what}{star} | {row.cause} | {row.first.hits}/{row.first.of} | "
+            f"{row.among_three.hits}/{row.among_three.of} | {otherwise} | {row.median_s:.0f} |"
+        )
+
+
+def _confusion(confusion: dict[str, dict[str, int]]) -> Iterable[str]:
+    yield "| true cause | called |"
+    yield "|---|---|"
+    for cause in sorted(confusion):
+        called = ", ".join(f"{name} {count}" for name, count in confusion[cause].items())
+        yield f"| {cause} | {called} |"

@@ -1,0 +1,101 @@
+"""What a case is accepted on the reference engine, by its own counts, without any server."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from faults.records import Planted
+from harness.records import DraftCounts
+
+if TYPE_CHECKING:
+    from engines.reference.engine import Engine
+    from engines.reference.model import Model
+
+
+def accepted(planted: Planted, *, dtype: str | None = None) -> DraftCounts:
+    """Serve the case's prompts and pool what the engine says of its verify steps.
+
+    With several rounds the last one counts.
+    """
+    from engines.reference.sampling import SamplingParams
+
+    params = SamplingParams(
+        max_tokens=planted.max_tokens, temperature=planted.temperature, seed=None
+    )
+    with as_served(planted, dtype) as engine:
+        for _ in range(planted.rounds):
+            requests = engine.generate([list(prompt) for prompt in planted.prompts], params)
+    logs = [request.drafts for request in requests if request.drafts is not None]
+    steps = [count for log in logs for count in log.accepted]
+    return DraftCounts(
+        drafts=len(steps),
+        drafted=planted.k * len(steps),
+        accepted=sum(steps),
+        per_position=tuple(sum(count > at for count in steps) for at in range(planted.k)),
+    )
+
+
+def share(counts: DraftCounts) -> float:
+    """Accepted of all drafts; 0 where none was made."""
+    return counts.accepted / counts.drafted if counts.drafted else 0.0
+
+
+@contextmanager
+def as_served(planted: Planted, dtype: str | None = None) -> Iterator[Engine]:
+    """The case's engine, loaded, with its plugin; what plugins replaced is put back at the end."""
+    from engines.reference import engine as module
+    from engines.reference.config import read_config
+    from engines.reference.engine import Engine
+    from engines.reference.loading import load_proposer
+
+    kind = dtype or (planted.dtype if planted.dtype != "auto" else "float32")
+    config = read_config(planted.target)
+    length = min(planted.max_model_len or 512, config.max_positions)
+    model = _model(planted.target, kind)
+    known = (module.verify_greedy, module.verify_sampled, model.config, list(model.layers))
+    proposer = load_proposer(
+        planted.drafter,
+        planted.target,
+        model,
+        k=planted.k,
+        slots=planted.concurrency,
+        length=length,
+    )
+    engine = Engine(
+        model, tokenizer=None, proposer=proposer, max_len=length, slots=planted.concurrency
+    )
+    mlps = [layer.mlp for layer in model.layers]
+    attentions = [(layer.attention.out, layer.attention.out.weight) for layer in model.layers]
+    try:
+        if planted.plugin is not None:
+            _load(planted.plugin)(engine)
+        yield engine
+    finally:
+        module.verify_greedy, module.verify_sampled, model.config, model.layers = known
+        for layer, mlp, (out, weight) in zip(model.layers, mlps, attentions, strict=True):
+            layer.mlp = mlp
+            out.weight = weight
+        model.prepare_rope(length)
+
+
+@functools.lru_cache(maxsize=4)
+def _model(target: Path, dtype: str) -> Model:
+    from engines.reference.config import read_config
+    from engines.reference.loading import load_model
+    from engines.reference.weights import DTYPES
+
+    return load_model(target, read_config(target), DTYPES[dtype], "cpu")
+
+
+def _load(plugin: str) -> Any:
+    file, function = plugin.rsplit(":", 1)
+    spec = importlib.util.spec_from_file_location("planted", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, function)

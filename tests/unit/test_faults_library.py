@@ -1,0 +1,177 @@
+"""The library of faults: what is in it, and that what is planted costs what it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults.engine import EXECUTION, SERVING, STATES
+from faults.library import COMPOUND, FAULTS, HEALTHY
+from faults.measure import accepted, share
+from faults.pair import Pair
+from faults.planting import healthy
+from faults.records import Fault, Planted, Variant
+
+from harness.diagnose.causes import CAUSES
+
+QUICK = ("layers_plus_one", "states_zero", "tokens_unshifted", "refused", "miscounted")
+FEW = 8
+"""Prompts in the everyday tests."""
+SEEDS = (0, 1, 2)
+GREEDY = [variant for name, variant in HEALTHY.items() if "temperature" not in name]
+"""A walk over sampled text does not say what is accepted."""
+
+
+@pytest.fixture(scope="module")
+def pair(demo_pair: Path) -> Pair:
+    return Pair(kind="mla", folder=demo_pair)
+
+
+@pytest.fixture(scope="module")
+def usual(pair: Pair) -> float:
+    return share(accepted(few(healthy(pair, 0))))
+
+
+def few(planted: Planted) -> Planted:
+    return planted.changed(prompts=planted.prompts[:FEW])
+
+
+def test_there_are_enough_faults_and_their_causes_are_known() -> None:
+    on = {
+        engine: [f for f in FAULTS.values() if engine in f.engines]
+        for engine in ("reference", "vllm", "sglang")
+    }
+    assert len(FAULTS) >= 30
+    assert len(on["reference"]) >= 24
+    assert min(len(on["vllm"]), len(on["sglang"])) >= 12
+    assert {f.cause for f in FAULTS.values()} <= set(CAUSES)
+    assert {cause for f in FAULTS.values() for cause in f.also} <= set(CAUSES)
+    assert all(f.name == name for name, f in FAULTS.items())
+
+
+def test_there_are_enough_healthy_variants_and_pairs_of_faults() -> None:
+    assert len(HEALTHY) >= 40
+    assert {v.kind for v in HEALTHY.values()} == {"mla", "llama"}
+    for engine in ("vllm", "sglang"):
+        assert sum(engine in v.engines for v in HEALTHY.values()) >= 10
+    assert len(COMPOUND) >= 20
+
+
+def test_a_right_answer_is_the_cause_or_one_that_nothing_tells_from_it() -> None:
+    fault = FAULTS["states_stale"]
+    assert {"states_stale", "states_skipped"} <= fault.right  # one family
+    assert "states_zero" not in fault.right
+    assert "tensors_damaged" in FAULTS["fc_norm_dropped"].right  # told in `also`
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_what_is_planted_costs_acceptance(
+    name: str, pair: Pair, usual: float, tmp_path: Path
+) -> None:
+    fault = FAULTS[name]
+    planted = few(fault.plant(pair, tmp_path, 0, fault.severities[0]))
+    assert share(accepted(planted)) < usual - fault.costs
+
+
+def test_a_hook_leaves_nothing_behind(pair: Pair, usual: float, tmp_path: Path) -> None:
+    for name in ("refused", "target_rope", "states_branch"):
+        accepted(few(FAULTS[name].plant(pair, tmp_path / name, 0, 1.0)))
+    assert share(accepted(few(healthy(pair, 0)))) == usual
+
+
+@pytest.mark.parametrize("name", ["mla_own_embeddings", "mla_turned", "mla_uneven_norm"])
+def test_a_drafter_made_equal_by_algebra_is_accepted_alike(
+    name: str, pair: Pair, usual: float, tmp_path: Path
+) -> None:
+    planted = few(HEALTHY[name].plant(pair, tmp_path, 0, 1.0))
+    assert planted.drafter != pair.drafter
+    # sums in another order: a near-tie may fall otherwise
+    assert share(accepted(planted)) == pytest.approx(usual, abs=0.02)
+
+
+def test_a_turned_target_answers_alike_and_hands_over_other_states(
+    pair: Pair, usual: float, tmp_path: Path
+) -> None:
+    from faults.measure import as_served
+
+    from engines.reference.sampling import SamplingParams
+
+    planted = few(FAULTS["target_turned"].plant(pair, tmp_path, 0, 1.0))
+    answers = []
+    for case in (planted, few(healthy(pair, 0))):
+        with as_served(case) as engine:
+            prompts = [list(p) for p in case.prompts]
+            done = engine.generate(prompts, SamplingParams(max_tokens=32, temperature=0.0))
+        answers.append([request.output for request in done])
+    same = sum(a == b for a, b in zip(*answers, strict=True))
+    assert same >= FEW - 1
+    assert share(accepted(planted)) < usual - 0.1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "fault",
+    [fault for fault in FAULTS.values() if "reference" in fault.engines],
+    ids=lambda fault: fault.name,
+)
+def test_every_fault_costs_what_it_is_said_to(fault: Fault, seed: int, tmp_path: Path) -> None:
+    from faults.pair import find_pair
+
+    pair = find_pair(fault.kind)
+    found = []
+    for severity in fault.severities:
+        planted = fault.plant(pair, tmp_path / f"{severity:g}", seed, severity)
+        right = healthy(pair, seed, k=planted.k, temperature=planted.temperature)
+        if fault.way != "prompts":
+            right = right.changed(prompts=planted.prompts)
+        found.append(share(accepted(right)) - share(accepted(planted)))
+    assert found[0] >= fault.costs
+    assert found[-1] > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("variant", GREEDY, ids=lambda variant: variant.name)
+def test_no_healthy_variant_is_accepted_less_than_it_should_be(
+    variant: Variant, tmp_path: Path
+) -> None:
+    """What the engine accepts of it is what the trainer's own walk over its answers expects."""
+    from faults.expected import expected
+    from faults.pair import find_pair
+
+    planted = variant.plant(find_pair(variant.kind), tmp_path, 0, 1.0)
+    served = share(accepted(planted))
+    assert served == pytest.approx(share(expected(planted)), abs=0.03)
+
+
+def test_every_way_of_the_engine_has_faults() -> None:
+    assert min(map(len, (STATES, EXECUTION, SERVING))) >= 5
+
+
+@pytest.mark.parametrize("kind", ["zero", "scaled", "moved", "noisy"])
+def test_a_share_of_the_rows_is_spoiled(kind: str) -> None:
+    import torch
+    from faults.hooks.foreign import Spoil
+
+    states = torch.randn(400, 12)
+    wrong = (Spoil(kind, 0.4, 0)(states) != states).any(-1)
+    assert 100 < int(wrong.sum()) < 220
+    assert torch.equal(Spoil(kind, 0.0, 0)(states), states)
+
+
+def test_a_hook_of_vllm_changes_what_its_drafter_is_handed() -> None:
+    import torch
+    from faults.hooks.foreign import spoil_vllm, swap_vllm
+
+    class Drafter:
+        def propose(self, *, target_hidden_states: torch.Tensor) -> torch.Tensor:
+            return target_hidden_states[:2].long()
+
+    class Runner:
+        drafter = Drafter()
+
+    rows = torch.arange(6.0).view(2, 3) + 1
+    spoil_vllm(Runner, kind="scaled", share=1.0, seed=0)
+    assert Runner.drafter.propose(target_hidden_states=rows).tolist() == [[8, 16, 24], [32, 40, 48]]
+    swap_vllm(Runner, share=1.0, seed=0)
+    assert Runner.drafter.propose(target_hidden_states=rows).tolist() == [[32, 40, 48], [8, 16, 24]]
