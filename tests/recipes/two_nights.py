@@ -99,7 +99,7 @@ def told(number: int, changed: bool, suite: Path, python: Path) -> bool:
         flush=True,
     )
     for finding in night["findings"]:
-        print(f"    {finding['status']}: {finding['series']}: {finding['text']}")
+        print(f"    {finding['status']}: {finding['text']}")
         for line in finding.get("changed") or ():
             print(f"        {line}")
     return not right
