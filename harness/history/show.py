@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from harness.history.prune import Going
 
 BARS = "▁▂▃▄▅▆▇█"
+MOST_NAME = 40
+"""Characters of a run's name that are never broken."""
 BAR_WIDTH = 24
 DATED = re.compile(r"\d{8}-\d{6}")
 SPEED = "output_tokens_per_s"
@@ -188,7 +190,7 @@ def runs_table(rows: Sequence[RunRow]) -> Table:
             "void" if row.void else ratio,
             words.fixed(row.acceptance_length),
         )
-    return table
+    return _unbroken(table, 0)
 
 
 def _name(row: RunRow) -> str:
@@ -236,7 +238,7 @@ def points_table(points: Sequence[Point]) -> Table:
             words.number(point.value),
             f"{low}{words.DASH}{high}" if known else "",
         )
-    return table
+    return _unbroken(table, 1)
 
 
 def prune_table(going: Sequence[Going]) -> Table:
@@ -246,7 +248,7 @@ def prune_table(going: Sequence[Going]) -> Table:
     for one in going:
         name = words.one_line(one.place, 80)
         table.add_row(_minute(one.created), name, one.what, one.why, size_words(one.bytes))
-    return table
+    return _unbroken(table, 1)
 
 
 def _table(*columns: str) -> Table:
@@ -256,6 +258,13 @@ def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for name in columns:
         table.add_column(name, overflow="fold")
+    return table
+
+
+def _unbroken(table: Table, column: int) -> Table:
+    """The table with each name of a column on one line, to be copied; very long ones fold."""
+    names = [str(cell) for cell in table.columns[column].cells]
+    table.columns[column].min_width = min(MOST_NAME, max(map(len, names), default=0))
     return table
 
 

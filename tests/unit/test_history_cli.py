@@ -63,6 +63,16 @@ def test_the_list_of_runs(harness: Harness, tmp_path: Path) -> None:
     assert err == "harness: skipped foreign: no run's: neither manifest.json nor summary.json\n"
 
 
+def test_a_run_s_name_can_be_copied_whatever_stands_beside_it(
+    harness: Harness, tmp_path: Path
+) -> None:
+    name = "20260101-020000-reference-0a0b"
+    write_one(tmp_path, name, created=BEGUN, plan=plan(profile="a profile with a long name"))
+    write_many(tmp_path, 2)
+    out = harness("history")[1]
+    assert name in out and "20260101-010000-reference-00001" in out
+
+
 def test_a_run_without_a_speed_is_listed_too(harness: Harness, tmp_path: Path) -> None:
     write_one(tmp_path, "good")
     started = told("bad")
