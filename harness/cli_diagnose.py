@@ -39,7 +39,7 @@ Skip = Annotated[
 def diagnose(
     run: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN]", help="A stored run: what it served is diagnosed."),
+        typer.Argument(metavar="RUN", help="A stored run: what it served is diagnosed."),
     ] = None,
     engine: Annotated[
         str | None, typer.Option(metavar="NAME", help="reference, vllm, sglang or openai.")

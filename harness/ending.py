@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -53,8 +54,9 @@ class Command(typer.core.TyperCommand):
         super().__init__(*given, **{**named, "epilog": named.get("epilog") or DEBUG})
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The parser would put a required argument in braces."""
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+        """The parser would put a required argument in braces, a repeated one before three dots."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [re.sub(r"^\{(.+)\}", r"\1", piece).replace("...", "…") for piece in pieces]
 
 
 def complain(text: str, program: str = "harness") -> None:

@@ -12,7 +12,7 @@ Sets = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the plan; repeat it."),
 ]
 RunFolders = Annotated[
-    list[Path], typer.Argument(metavar="RUN…", help="The folder of a run, or of several.")
+    list[Path], typer.Argument(metavar="RUN", help="The folder of a run, or of several.")
 ]
 PageOut = Annotated[
     Path | None,

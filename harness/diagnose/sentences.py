@@ -114,10 +114,12 @@ def _none(dossier: Dossier) -> str:
         return f"No fault was found: {value} tokens a step were {known}{open_}."
     k = _depth(dossier, found.expected, found.observed)
     accuracy = rate(first_rate(found.expected))
-    first = "" if accuracy is None else f" whose first draft is right in {percent(accuracy)}"
+    first = (
+        "" if accuracy is None else f" whose first draft is right in {percent(accuracy)} of cases"
+    )
     return (
-        f"None: {percent((seen - 1) / k)} of the drafts accepted ({number(seen)} tokens a step) "
-        f"at k = {k} is what a drafter{first} predicts, {percent((expected - 1) / k)} "
+        f"No fault: {percent((seen - 1) / k)} of the drafts accepted ({number(seen)} tokens a "
+        f"step) at k = {k} is what a drafter{first} predicts: {percent((expected - 1) / k)} "
         f"({number(expected)})" + _break_even(dossier, seen, expected) + f"{open_}."
     )
 

@@ -239,6 +239,7 @@ def _pages(dossier: Dossier, diagnosis: Diagnosis, progress: Progress) -> dict[s
     from harness.diagnose.page.page import render_page
 
     pages: dict[str, str] = {}
+    progress.stage("drawing the page")
     for name, render in ((MARKDOWN, to_markdown), (PAGE, render_page)):
         try:
             pages[name] = render(dossier, diagnosis)

@@ -127,7 +127,7 @@ def _waterfall(diagnosis: Diagnosis, k: int) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for share in diagnosis.waterfall:
         accepted = percent((share.length - 1) / max(k, 1))
-        lost = "" if share.lost is None else f"{share.lost:.2f}"
+        lost = "" if share.lost is None else f"{round(share.lost, 2) + 0.0:.2f}"  # no -0.00
         rows.append((share.name, number(share.length), accepted, lost))
     return rows
 
@@ -165,7 +165,8 @@ def _experiment(dossier: Dossier, name: str) -> tuple[str, ...]:
 def _audit(dossier: Dossier) -> str:
     assert dossier.audit is not None
     by = [f.severity for f in dossier.audit.findings]
-    kinds = [f"{by.count(s)} {s}s" for s in ("error", "warning", "note") if s in by]
+    counts = [(by.count(s), s) for s in ("error", "warning", "note") if s in by]
+    kinds = [f"{n} {severity}{'' if n == 1 else 's'}" for n, severity in counts]
     return ", ".join(kinds) or "nothing found"
 
 

@@ -17,8 +17,8 @@ from harness.records import Record
 
 DEEPEST = 4
 """Folders within folders that hold runs; a sweep's runs lie two below it."""
-NO_RUNS = ("nightly",)
-"""A folder of the root that holds what was made of runs."""
+NO_RUNS = ("nightly", "diagnose", "self-test")
+"""Folders of the root that hold what was made of runs, or of what was served."""
 HOLDERS = (b"baselines", b"imported")
 """Those that hold runs, and may hold none yet."""
 LINKS = {

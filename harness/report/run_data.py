@@ -89,6 +89,7 @@ def read_run(run_dir: Path) -> RunData:
             )
         )
     cells = tuple(_cells(run_dir, summary, manifest, notes))
+    notes += _without_requests(summary, cells)
     return RunData(
         summary=summary,
         manifest=manifest,
@@ -96,6 +97,29 @@ def read_run(run_dir: Path) -> RunData:
         launches=tuple(_launches(run_dir, notes)),
         notes=tuple(notes),
     )
+
+
+def _without_requests(summary: Summary, cells: tuple[CellData, ...]) -> list[Caution]:
+    """One caution for all cells whose requests cannot be read, or none."""
+    bare = [cell.cell_id for cell in cells if cell.samples is None]
+    if not bare:
+        return []
+    measured = {cell.cell_id for cell in summary.cells if cell.status == "ok"}
+    first = words.one_line(bare[0], 60)
+    if len(bare) == 1:
+        text = f"cell {first} has no readable requests.parquet, so the plots leave it out"
+    else:
+        text = (
+            f"{len(bare)} of {len(cells)} cells have no readable requests.parquet, the first is "
+            f"{first}, so the plots leave them out"
+        )
+    advice = "`python -m harness resume RUN` measures the cells that are missing."
+    if measured.issuperset(bare):
+        advice = (
+            "They were measured, and the figures are the summary's; copy the run's folder with "
+            "its cells/ for the other plots."
+        )
+    return [Caution(code="no-requests", text=text, advice=advice)]
 
 
 def _launches(run_dir: Path, notes: list[Caution]) -> list[LaunchRecord]:
@@ -158,15 +182,6 @@ def _cell(
         timeline = _read(folder / "timeline.json", Timeline, notes, quiet=True)
         counters = _read(folder / "counters.json", EngineCounters, notes, quiet=True)
         samples = _samples(folder / "requests.parquet", notes, over_time=over_time)
-    if samples is None:
-        notes.append(
-            Caution(
-                code="no-requests",
-                text=f"cell {words.one_line(cell_id, 60)} has no readable requests.parquet, "
-                "so the plots leave it out",
-                advice="`python -m harness resume RUN` measures the cells that are missing.",
-            )
-        )
     return CellData(
         cell_id=cell_id,
         engine=engine,

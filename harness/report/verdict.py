@@ -14,6 +14,7 @@ Standing = Literal["better", "worse", "same", "undecided", "mixed", "void", "fai
 SPEED = "output_tokens_per_s"
 MOST_LOADS_SAID = 3
 NO_VERDICT = "no verdict, "
+UNSHOWN = "not shown to be faster or slower than no speculation"
 FORCED = "forced_acceptance"
 
 
@@ -76,6 +77,8 @@ def _engine(engine: str, groups: list[Group], *, forced: bool) -> str:
     else:
         shown, rest = told, ""
     speeds = " and ".join(_speed(group, row) for group, row in shown)
+    if speeds.startswith(UNSHOWN):  # of two loads alike it is said once
+        speeds = speeds.replace(f" and {UNSHOWN} ", " or ")
     parts = [f"With this drafter, {name} is {speeds}{rest}"]
     pooled = view.pool_acceptance(
         [c.acceptance for g in groups for c in g.cells if c.acceptance is not None]
@@ -100,7 +103,7 @@ def _speed(group: Group, row: MetricRow) -> str:
     if row.verdict == "same":
         return f"as fast as no speculation {where} ({bracket})"
     if row.verdict == "undecided":
-        return f"not shown to be faster or slower than no speculation {where} ({bracket})"
+        return f"{UNSHOWN} {where} ({bracket})"
     only = "only " if row.verdict == "worse" else ""
     return f"{only}{value} the speed of no speculation {where}"
 

@@ -163,6 +163,17 @@ def test_no_results_and_no_fitting_run_are_told(harness: Harness, tmp_path: Path
     assert code == 2 and "no such folder of results" in err
 
 
+def test_diagnoses_and_nights_beside_the_runs_are_no_problems(
+    harness: Harness, tmp_path: Path
+) -> None:
+    write_one(tmp_path, "one")
+    for name in ("diagnose/20260102-000000-reference-ab12", "self-test/reference", "nightly/demo"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "dossier.json").write_text("{}")
+    done = harness("history")
+    assert done[0] == 0 and "skipped" not in done[2]
+
+
 def test_many_problems_are_counted(harness: Harness, tmp_path: Path) -> None:
     for number in range(13):
         (tmp_path / f"foreign-{number:02d}").mkdir()

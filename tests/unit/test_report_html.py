@@ -22,6 +22,7 @@ from harness.findings import Caution, Summary
 from harness.records import LaunchRecord, LoadPoint, Phase, Variant
 from harness.report.html import write_report
 from harness.report.markdown import escape, fence
+from harness.report.run_data import read_run
 from harness.report.templating import write_whole
 
 VOID_TAGS = {"meta", "link", "br", "img", "input", "hr"}
@@ -347,6 +348,17 @@ def test_a_cell_id_cannot_lead_out_of_the_run(tmp_path: Path) -> None:
     (run / "summary.json").write_bytes(msgspec.json.encode(told))
     page = write_report(run).read_text("utf-8")
     assert "could not be read" not in page and "no readable requests.parquet" in page
+
+
+def test_a_run_copied_without_its_requests_has_one_caution_that_says_so(tmp_path: Path) -> None:
+    told = made.summary()
+    made.write_run(tmp_path, told)
+    for path in (tmp_path / "cells").glob("*/requests.parquet"):
+        path.unlink()
+    notes = [note for note in read_run(tmp_path).notes if note.code == "no-requests"]
+    assert len(told.cells) > 1 and len(notes) == 1
+    assert notes[0].text.startswith(f"{len(told.cells)} of {len(told.cells)} cells have no ")
+    assert "resume" not in notes[0].advice and "cells/" in notes[0].advice
 
 
 def test_a_failed_variant_is_a_report_with_a_failure(tmp_path: Path) -> None:

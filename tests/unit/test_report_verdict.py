@@ -57,6 +57,16 @@ def test_same_and_undecided_claim_no_difference() -> None:
     )
 
 
+def test_two_loads_that_are_undecided_alike_are_said_to_be_so_once() -> None:
+    one = made.comparison("output_tokens_per_s", 1.06, 0.94, 1.2, "undecided")
+    four = structs.replace(one, load=made.C4)
+    told = verdict_sentence(made.summary(comparisons=(one, four)))
+    assert told.startswith(
+        "With this drafter, reference is not shown to be faster or slower than no speculation at "
+        "concurrency 1 (1.06x, 0.94–1.20) or at concurrency 4 (1.06x, 0.94–1.20)"
+    )
+
+
 def test_a_difference_that_the_correction_takes_away_is_told_with_both_intervals() -> None:
     lost = structs.replace(
         made.comparison("output_tokens_per_s", 1.3, 1.03, 1.63, "undecided"),

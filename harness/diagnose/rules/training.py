@@ -94,7 +94,9 @@ def _unnormed(dossier: Dossier) -> list[Point]:
     says = f"{counted(drawn)} first drafts are what the target's head says without its final norm, "
     says += "where that is another token than the target's"
     first = readings.first_of_text(dossier)
-    if surely_above(drawn, UNNORMED, fewest=1):  # a norm that is even leaves few such tokens
+    low = finite(drawn.low)  # over prompts, which few tokens hold to
+    sure = surely_above(drawn, UNNORMED, fewest=1) and (low is None or low > UNNORMED)
+    if sure:  # a norm that is even leaves few such tokens
         # Such a drafter is right where both agree, and draws the other token where they do not.
         weight = DECISIVE if is_low(dossier) or above(drawn, _wrong(first)) else STRONG
         return [point("trained_without_norm", weight, says, NAME)]
