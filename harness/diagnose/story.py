@@ -17,6 +17,7 @@ import msgspec
 
 from drafters.spec import DrafterError
 from engines.base import EngineError, EngineFailed
+from engines.secret import hide, in_args, in_variables
 from harness.diagnose.causes import NONE, UNKNOWN
 from harness.diagnose.experiments.work import Options, Skipped, Work
 from harness.diagnose.folders import (
@@ -139,7 +140,8 @@ def run(
                 _experiment(work, name, options, progress)
             dossier, failure = work.dossier, work.failure
         diagnosis = _conclude(dossier)
-        where.finish(dossier, diagnosis, _pages(dossier, diagnosis, progress))
+        told = msgspec.structs.replace(dossier, subject=recorded(subject))
+        where.finish(told, diagnosis, _pages(told, diagnosis, progress))
     return Outcome(folder=where.path, dossier=dossier, diagnosis=diagnosis, failure=failure)
 
 
@@ -216,7 +218,7 @@ def identity_of(subject: Subject, prompts: Sequence[Sequence[int]], options: Opt
     """What the evidence depends on."""
     folders = {"target": subject.target, "drafter": subject.drafter}
     return Identity(
-        subject=subject,
+        subject=recorded(subject),
         digests={name: checkpoint_digest(Path(path)) for name, path in folders.items()},
         prompts=prompts_digest(prompts),
         settings={
@@ -224,6 +226,15 @@ def identity_of(subject: Subject, prompts: Sequence[Sequence[int]], options: Opt
             "concurrency": str(options.concurrency),
             "form": options.form,
         },
+    )
+
+
+def recorded(subject: Subject) -> Subject:
+    """A subject as it is written down: without the keys and passwords that it is served with."""
+    return msgspec.structs.replace(
+        subject,
+        extra_args=tuple(in_args(subject.extra_args, hide)),
+        extra_env=in_variables(subject.extra_env, hide),
     )
 
 

@@ -100,6 +100,19 @@ def test_the_argument_that_asks_for_another_algorithm_goes(
     assert "proven: 20.0% of the drafts were accepted, now 62.7%" in mend.told(done)
 
 
+def test_an_argument_that_is_written_down_holds_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--api-key", "sk-secret", "--speculative-algorithm=EAGLE")
+    asked = proving(monkeypatch, outcome(accepted=188))
+    subject = msgspec.structs.replace(SUBJECT, extra_args=words)
+    done = fixed(outcome(ranked("wrong_method"), subject=subject), tmp_path / "fix")
+    assert isinstance(done, mend.Mended) and asked[0].extra_args == ("--api-key", "sk-secret")
+    written = "".join(p.read_text() for p in (tmp_path / "fix").iterdir())
+    assert "engine.extra_args=" in written and "secret" not in written
+    assert "secret" not in mend.told(done)
+
+
 def test_prompts_take_the_other_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proving(monkeypatch, outcome(accepted=100))
     forms = {"form": "raw", "other_form": ((9, 1, 2), (9, 3))}

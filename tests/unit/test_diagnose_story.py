@@ -87,6 +87,23 @@ def test_everything_lies_in_the_folder(scripted: type[Scripted], tmp_path: Path)
     assert stored.expected == ended.dossier.expected
 
 
+def test_no_secret_is_written_down(scripted: type[Scripted], tmp_path: Path) -> None:
+    subject = msgspec.structs.replace(
+        SUBJECT,
+        extra_env={"HF_TOKEN": "hf_secret1", "MODE": "fast"},
+        extra_args=("--api-key", "sk-secret2", "--auth-token=secret3", "--plain", "4"),
+    )
+    ended = story.run(subject, PROMPTS, tmp_path / "d", progress=PlainProgress())
+    written = b"".join(p.read_bytes() for p in (tmp_path / "d").rglob("*") if p.is_file())
+    assert b"fast" in written and b"--plain" in written
+    assert b"secret" not in written
+    # What is proven with it afterwards is served as it was.
+    assert ended.dossier.subject == subject
+    scripted.made.clear()
+    story.run(subject, PROMPTS, tmp_path / "d", progress=PlainProgress())
+    assert "expected" not in scripted.made
+
+
 def test_what_was_found_is_not_made_again(scripted: type[Scripted], tmp_path: Path) -> None:
     scripted.finds["observed"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
