@@ -105,6 +105,8 @@ def try_to_mend(
         return mend(found, prompts, out, progress=progress, options=options)
     except (HarnessError, DrafterError, EngineError) as error:
         return str(error)
+    except OSError as error:
+        return f"--fix {out}: cannot be written: {(error.strerror or str(error)).lower()}"
 
 
 def _mend(

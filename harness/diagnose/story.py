@@ -46,6 +46,7 @@ from harness.errors import HarnessError, UsageError, one_line
 from harness.plan.strict import nearest
 from harness.progress import Progress
 from harness.resume import checkpoint_digest
+from harness.run import NOT_WRITABLE
 
 if TYPE_CHECKING:
     from engines.reference.engine import Engine
@@ -138,6 +139,7 @@ def run(
             work = Work(subject, prompts, where, progress, options, stack, target)
             for name in EXPERIMENTS:
                 _experiment(work, name, options, progress)
+            work.end()
             dossier, failure = work.dossier, work.failure
         diagnosis = _conclude(dossier)
         told = msgspec.structs.replace(dossier, subject=recorded(subject))
@@ -163,9 +165,9 @@ def _experiment(work: Work, name: str, options: Options, progress: Progress) -> 
         found = work.make(name)
     except (Skipped, EngineError, HarnessError, DrafterError) as reason:
         why = one_line(str(reason))
-    except OSError:
-        raise  # a full disk ends the diagnosis; what is kept stays
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+            raise  # a full disk ends the diagnosis; what is kept stays
         why = one_line(f"it failed ({type(error).__name__}: {error})")
     if why is not None:
         # Told, and not kept: when the diagnosis is gone on with it is tried again.

@@ -162,6 +162,23 @@ def test_a_second_fault_that_stays_is_told(tmp_path: Path, monkeypatch: pytest.M
     assert "still called: states_zero" in mend.told(done)
 
 
+def test_a_place_that_cannot_be_written_costs_the_mending_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    done = fixed(outcome(ranked("wrong_method")), tmp_path / "file" / "fix")
+    assert done == f"--fix {tmp_path / 'file' / 'fix'}: cannot be written: not a directory"
+    subject = msgspec.structs.replace(SUBJECT, extra_args=("--speculative-algorithm=EAGLE",))
+
+    def full(*_: Any, **__: Any) -> Outcome:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mend, "run", full)
+    done = fixed(outcome(ranked("wrong_method"), subject=subject), tmp_path / "fix")
+    assert isinstance(done, str) and done.endswith("cannot be written: no space left on device")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fix").mkdir()
     (tmp_path / "fix" / "mine").write_text("x", encoding="utf-8")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -145,10 +146,47 @@ def test_an_experiment_that_breaks_costs_itself_alone(
 ) -> None:
     scripted.finds["audit"] = ZeroDivisionError("by nothing")
     scripted.finds["expected"] = EngineFailed("it died")
+    scripted.finds["states"] = ConnectionResetError(104, "Connection reset by peer")
     ended = run(tmp_path / "d")
     assert "ZeroDivisionError" in ended.dossier.skipped["audit"]
     assert ended.dossier.skipped["expected"] == "it died"
+    assert "reset by peer" in ended.dossier.skipped["states"]
     assert ended.dossier.observed is not None
+
+
+class Dying:
+    """A server that is gone as soon as it is asked anything."""
+
+    def gone(self) -> str | None:
+        return "the engine is gone"
+
+    def ask(self, *_: Any) -> Any:
+        raise EngineFailed("no prompt was answered")
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_engine_that_dies_costs_no_verdict(
+    asks: bool, scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def serving(*_: Any, **__: Any) -> Iterator[Dying]:
+        yield Dying()
+        raise EngineFailed("was ended by SIGKILL")
+
+    class Asking(Scripted):
+        def make(self, name: str) -> Any:
+            if name == "observed":
+                if asks:
+                    return self.round(self._way("alone"), self.questions)
+                assert self.server().gone() is not None
+            return super().make(name)
+
+    monkeypatch.setattr(story, "Work", Asking)
+    monkeypatch.setattr("harness.diagnose.experiments.work.serving", serving)
+    ended = run(tmp_path / "d")
+    assert ended.failure is not None and DiagnosisFolder(tmp_path / "d").finished
+    assert (ended.dossier.observed is None) == asks
+    assert ended.exit_code == 3
 
 
 def test_only_and_skip(scripted: type[Scripted], tmp_path: Path) -> None:
