@@ -207,7 +207,7 @@ class Work:
             greedy = [a for a in self._rounds.values() if a.way.name in GREEDY]
             if not greedy:
                 raise Skipped(self.dossier.skipped.get("observed", "nothing was asked"))
-            self._traced = traces(greedy)
+            self._traced = traces(greedy, self.progress.stage)
         if not self._traced:
             raise Skipped("the engine wrote no trace of these requests")
         return self._traced
@@ -302,7 +302,7 @@ class Work:
         known = self.known()
         way = self._way("sampled", concurrency=self._at_once, temperature=temperature)
         asked = self.round(way, self.questions)
-        steps = traces([asked]) if asked.trace is not None else {}
+        steps = traces([asked], self.progress.stage) if asked.trace is not None else {}
         prompts = {q.name: q.token_ids for q in self.questions}
         found = sampled(known, asked, prompts, steps)
         if found is None:
