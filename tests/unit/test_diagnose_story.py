@@ -155,10 +155,13 @@ def test_an_experiment_that_breaks_costs_itself_alone(
 
 
 class Dying:
-    """A server that is gone as soon as it is asked anything."""
+    """A server that is gone as soon as it is asked anything; of one elsewhere that is not seen."""
+
+    def __init__(self, seen: bool = True) -> None:
+        self.seen = seen
 
     def gone(self) -> str | None:
-        return "the engine is gone"
+        return "the engine is gone" if self.seen else None
 
     def ask(self, *_: Any) -> Any:
         raise EngineFailed("no prompt was answered")
@@ -187,6 +190,25 @@ def test_an_engine_that_dies_costs_no_verdict(
     assert ended.failure is not None and DiagnosisFolder(tmp_path / "d").finished
     assert (ended.dossier.observed is None) == asks
     assert ended.exit_code == 3
+
+
+def test_a_server_elsewhere_that_never_answers_has_failed(
+    scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def serving(*_: Any, **__: Any) -> Iterator[Dying]:
+        yield Dying(seen=False)
+
+    class Asking(Scripted):
+        def make(self, name: str) -> Any:
+            if name == "observed":
+                return self.round(self._way("alone"), self.questions)
+            return super().make(name)
+
+    monkeypatch.setattr(story, "Work", Asking)
+    monkeypatch.setattr("harness.diagnose.experiments.work.serving", serving)
+    ended = run(tmp_path / "d")
+    assert (str(ended.failure), ended.exit_code) == ("no prompt was answered", 3)
 
 
 def test_only_and_skip(scripted: type[Scripted], tmp_path: Path) -> None:

@@ -193,6 +193,8 @@ class Work:
             except EngineFailed as error:
                 if server.gone() is not None:  # it would die of the same questions again
                     self.failure, self._no_server = error, one_line(str(error))
+                elif not self._rounds:  # one that ran already: it has never answered anything
+                    self.failure = error
                 raise
             self.folder.keep(ROUNDS, self._rounds, 0.0)
             self._traced = None
