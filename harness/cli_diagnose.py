@@ -126,6 +126,8 @@ def diagnose(
     check_names(only or (), "--only")
     check_names(skip or (), "--skip")
     check_out(out)
+    if fix is not None:
+        check_out(fix, "--fix")
     urls = parse_urls([url] if url else [])
     default = () if run is not None else (("openai",) if urls else ("reference",))
     request = Request(

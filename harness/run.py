@@ -274,16 +274,16 @@ def deal(
     return allotment.warmup, allotment.cells
 
 
-def check_out(out: Path) -> None:
+def check_out(out: Path, option: str = "--out") -> None:
     """Raise `UsageError` where no folder can be made in `out`, before minutes are spent."""
     try:
         nearest = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
         writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
     except OSError as error:
-        raise UsageError(f"--out {str(out)[:200]}: {error.strerror}") from None
+        raise UsageError(f"{option} {str(out)[:200]}: {error.strerror}") from None
     if not writable:
         why = "may not be written to" if nearest.is_dir() else "is not a folder"
-        raise UsageError(f"--out {out}: {nearest} {why}; choose another")
+        raise UsageError(f"{option} {out}: {nearest} {why}; choose another")
 
 
 def begin(request: Request, prepared: list[Prepared], made: Made | None = None) -> RunFolder:

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -186,7 +187,14 @@ def watch(engine: Engine, options: argparse.Namespace) -> None:
         except ValueError as error:
             raise EngineUsageError(f"--plugin {error}") from error
         for function in functions:
-            function(engine)
+            try:
+                function(engine)
+            except Exception as error:
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                raise EngineUsageError(
+                    f"--plugin {function.__name__} failed: {error!r} ({where.filename}, line "
+                    f"{where.lineno})"
+                ) from error
     if options.trace is not None:
         from engines.trace.reference import trace_to_folder
 

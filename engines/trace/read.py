@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,16 +34,32 @@ class Trace:
     problems: tuple[str, ...]
 
 
-def read_trace(folder: Path) -> dict[str, list[TraceStep]]:
+def read_trace(
+    folder: Path, tell: Callable[[str], None] = lambda line: None
+) -> dict[str, list[TraceStep]]:
     """The steps of every request by the client's request id, in order.
 
-    Raises `EngineUsageError` where there is no such folder, or no call in it can be read.
+    A request with a step missing is left out: what lies around the gap would be taken for one step
+    and the next, and its counts for the engine's. `tell` hears of that in one line. Raises
+    `EngineUsageError` where there is no such folder, or no request in it can be read.
     """
     trace = read_whole(folder)
-    if not trace.steps:
-        why = f": {trace.problems[0]}" if trace.problems else "; the engine wrote no call into it"
+    steps = {name: found for name, found in trace.steps.items() if _unbroken(found)}
+    broken = len(trace.steps) - len(steps)
+    why = f": {' '.join(trace.problems[0].split())[:200]}" if trace.problems else ""
+    if not steps:
+        why = why or (": steps are missing" if broken else "; the engine wrote no call into it")
         raise EngineUsageError(f"{folder}: no trace of a drafter can be read{why}")
-    return trace.steps
+    if trace.problems or broken:
+        files, left = len(trace.problems), f"{broken} requests with steps missing are left out"
+        tell(f"{folder}: {files} files of the trace cannot be read, {left}{why}")
+    return steps
+
+
+def _unbroken(steps: Sequence[TraceStep]) -> bool:
+    """Whether every step up to the last is there; ranks that share a folder write each again."""
+    numbers = {step.step for step in steps}
+    return numbers == set(range(len(numbers)))
 
 
 def read_whole(folder: Path) -> Trace:

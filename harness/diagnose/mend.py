@@ -24,6 +24,7 @@ from harness.diagnose.records import Diagnosis, Dossier, Length, Ranked, Subject
 from harness.diagnose.story import Outcome, run
 from harness.errors import HarnessError, UsageError, one_line
 from harness.measure.store import to_json, write_atomic
+from harness.plan.recorded import recorded_set
 from harness.progress import Progress
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def try_to_mend(
         return mend(found, prompts, out, progress=progress, options=options)
     except (HarnessError, DrafterError, EngineError) as error:
         return str(error)
+    except OSError as error:
+        return f"--fix {out}: cannot be written: {(error.strerror or str(error)).lower()}"
 
 
 def _mend(
@@ -258,7 +261,7 @@ def _right_method(
     change = Change(
         cause="wrong_method",
         changes=("the argument that asks for another algorithm is left out",),
-        sets=(f"engine.extra_args={msgspec.json.encode(kept).decode()}",),
+        sets=(recorded_set(f"engine.extra_args={msgspec.json.encode(kept).decode()}"),),
     )
     return change, msgspec.structs.replace(subject, extra_args=tuple(kept)), asked, options
 

@@ -17,6 +17,7 @@ import msgspec
 
 from drafters.spec import DrafterError
 from engines.base import EngineError, EngineFailed
+from engines.secret import hide, in_args, in_variables
 from harness.diagnose.causes import NONE, UNKNOWN
 from harness.diagnose.experiments.work import Options, Skipped, Work
 from harness.diagnose.folders import (
@@ -45,6 +46,7 @@ from harness.errors import HarnessError, UsageError, one_line
 from harness.plan.strict import nearest
 from harness.progress import Progress
 from harness.resume import checkpoint_digest
+from harness.run import NOT_WRITABLE
 
 if TYPE_CHECKING:
     from engines.reference.engine import Engine
@@ -137,9 +139,11 @@ def run(
             work = Work(subject, prompts, where, progress, options, stack, target)
             for name in EXPERIMENTS:
                 _experiment(work, name, options, progress)
+            work.end()
             dossier, failure = work.dossier, work.failure
         diagnosis = _conclude(dossier)
-        where.finish(dossier, diagnosis, _pages(dossier, diagnosis, progress))
+        told = msgspec.structs.replace(dossier, subject=recorded(subject))
+        where.finish(told, diagnosis, _pages(told, diagnosis, progress))
     return Outcome(folder=where.path, dossier=dossier, diagnosis=diagnosis, failure=failure)
 
 
@@ -161,9 +165,9 @@ def _experiment(work: Work, name: str, options: Options, progress: Progress) -> 
         found = work.make(name)
     except (Skipped, EngineError, HarnessError, DrafterError) as reason:
         why = one_line(str(reason))
-    except OSError:
-        raise  # a full disk ends the diagnosis; what is kept stays
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+            raise  # a full disk ends the diagnosis; what is kept stays
         why = one_line(f"it failed ({type(error).__name__}: {error})")
     if why is not None:
         # Told, and not kept: when the diagnosis is gone on with it is tried again.
@@ -216,7 +220,7 @@ def identity_of(subject: Subject, prompts: Sequence[Sequence[int]], options: Opt
     """What the evidence depends on."""
     folders = {"target": subject.target, "drafter": subject.drafter}
     return Identity(
-        subject=subject,
+        subject=recorded(subject),
         digests={name: checkpoint_digest(Path(path)) for name, path in folders.items()},
         prompts=prompts_digest(prompts),
         settings={
@@ -224,6 +228,15 @@ def identity_of(subject: Subject, prompts: Sequence[Sequence[int]], options: Opt
             "concurrency": str(options.concurrency),
             "form": options.form,
         },
+    )
+
+
+def recorded(subject: Subject) -> Subject:
+    """A subject as it is written down: without the keys and passwords that it is served with."""
+    return msgspec.structs.replace(
+        subject,
+        extra_args=tuple(in_args(subject.extra_args, hide)),
+        extra_env=in_variables(subject.extra_env, hide),
     )
 
 

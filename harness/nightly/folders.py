@@ -55,6 +55,8 @@ class NightFolder:
         night = read_json(path, Night)
         if night.schema_version.partition(".")[0] != NIGHT_SCHEMA.partition(".")[0]:
             raise UsageError(f"{path}: schema {night.schema_version[:20]}, not {NIGHT_SCHEMA}")
+        if not _is_moment(night.begun):
+            raise UsageError(f"{path}: begun is no time with a zone: {night.begun[:40]}")
         return night
 
     def write(self, night: Night) -> None:
@@ -80,6 +82,14 @@ def night_order(name: str) -> tuple[str, int]:
 def suite_folder(results: Path, suite: str) -> Path:
     """The folder of a suite's nights."""
     return results / "nightly" / suite
+
+
+def _is_moment(text: str) -> bool:
+    """Whether it is an ISO time whose zone is told, as every night's beginning is."""
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def nights_of(results: Path, suite: str) -> list[NightFolder]:

@@ -70,10 +70,12 @@ def test_a_healthy_pair_has_nothing_wrong(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
     for words, said in (
         (("--only", "state"), "did you mean 'states'"),
         (("--set", "drafter.path=/nowhere", "--set", "target.path=/nowhere"), "no such folder"),
         ((str(tmp_path),), "manifest.json"),
+        (("--fix", str(tmp_path / "file" / "fix")), "is not a folder; choose another"),
     ):
         done = run(tmp_path / "out", *words)
         assert done.returncode == 2, done.stderr

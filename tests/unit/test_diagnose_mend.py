@@ -100,6 +100,19 @@ def test_the_argument_that_asks_for_another_algorithm_goes(
     assert "proven: 20.0% of the drafts were accepted, now 62.7%" in mend.told(done)
 
 
+def test_an_argument_that_is_written_down_holds_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--api-key", "sk-secret", "--speculative-algorithm=EAGLE")
+    asked = proving(monkeypatch, outcome(accepted=188))
+    subject = msgspec.structs.replace(SUBJECT, extra_args=words)
+    done = fixed(outcome(ranked("wrong_method"), subject=subject), tmp_path / "fix")
+    assert isinstance(done, mend.Mended) and asked[0].extra_args == ("--api-key", "sk-secret")
+    written = "".join(p.read_text() for p in (tmp_path / "fix").iterdir())
+    assert "engine.extra_args=" in written and "secret" not in written
+    assert "secret" not in mend.told(done)
+
+
 def test_prompts_take_the_other_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proving(monkeypatch, outcome(accepted=100))
     forms = {"form": "raw", "other_form": ((9, 1, 2), (9, 3))}
@@ -147,6 +160,23 @@ def test_a_second_fault_that_stays_is_told(tmp_path: Path, monkeypatch: pytest.M
     assert isinstance(done, mend.Mended) and not done.proven
     assert done.left == "states_zero" and "no checkpoint" in (done.why_not or "")
     assert "still called: states_zero" in mend.told(done)
+
+
+def test_a_place_that_cannot_be_written_costs_the_mending_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    done = fixed(outcome(ranked("wrong_method")), tmp_path / "file" / "fix")
+    assert done == f"--fix {tmp_path / 'file' / 'fix'}: cannot be written: not a directory"
+    subject = msgspec.structs.replace(SUBJECT, extra_args=("--speculative-algorithm=EAGLE",))
+
+    def full(*_: Any, **__: Any) -> Outcome:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mend, "run", full)
+    done = fixed(outcome(ranked("wrong_method"), subject=subject), tmp_path / "fix")
+    assert isinstance(done, str) and done.endswith("cannot be written: no space left on device")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -87,6 +88,23 @@ def test_everything_lies_in_the_folder(scripted: type[Scripted], tmp_path: Path)
     assert stored.expected == ended.dossier.expected
 
 
+def test_no_secret_is_written_down(scripted: type[Scripted], tmp_path: Path) -> None:
+    subject = msgspec.structs.replace(
+        SUBJECT,
+        extra_env={"HF_TOKEN": "hf_secret1", "MODE": "fast"},
+        extra_args=("--api-key", "sk-secret2", "--auth-token=secret3", "--plain", "4"),
+    )
+    ended = story.run(subject, PROMPTS, tmp_path / "d", progress=PlainProgress())
+    written = b"".join(p.read_bytes() for p in (tmp_path / "d").rglob("*") if p.is_file())
+    assert b"fast" in written and b"--plain" in written
+    assert b"secret" not in written
+    # What is proven with it afterwards is served as it was.
+    assert ended.dossier.subject == subject
+    scripted.made.clear()
+    story.run(subject, PROMPTS, tmp_path / "d", progress=PlainProgress())
+    assert "expected" not in scripted.made
+
+
 def test_what_was_found_is_not_made_again(scripted: type[Scripted], tmp_path: Path) -> None:
     scripted.finds["observed"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
@@ -128,10 +146,69 @@ def test_an_experiment_that_breaks_costs_itself_alone(
 ) -> None:
     scripted.finds["audit"] = ZeroDivisionError("by nothing")
     scripted.finds["expected"] = EngineFailed("it died")
+    scripted.finds["states"] = ConnectionResetError(104, "Connection reset by peer")
     ended = run(tmp_path / "d")
     assert "ZeroDivisionError" in ended.dossier.skipped["audit"]
     assert ended.dossier.skipped["expected"] == "it died"
+    assert "reset by peer" in ended.dossier.skipped["states"]
     assert ended.dossier.observed is not None
+
+
+class Dying:
+    """A server that is gone as soon as it is asked anything; of one elsewhere that is not seen."""
+
+    def __init__(self, seen: bool = True) -> None:
+        self.seen = seen
+
+    def gone(self) -> str | None:
+        return "the engine is gone" if self.seen else None
+
+    def ask(self, *_: Any) -> Any:
+        raise EngineFailed("no prompt was answered")
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_engine_that_dies_costs_no_verdict(
+    asks: bool, scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def serving(*_: Any, **__: Any) -> Iterator[Dying]:
+        yield Dying()
+        raise EngineFailed("was ended by SIGKILL")
+
+    class Asking(Scripted):
+        def make(self, name: str) -> Any:
+            if name == "observed":
+                if asks:
+                    return self.round(self._way("alone"), self.questions)
+                assert self.server().gone() is not None
+            return super().make(name)
+
+    monkeypatch.setattr(story, "Work", Asking)
+    monkeypatch.setattr("harness.diagnose.experiments.work.serving", serving)
+    ended = run(tmp_path / "d")
+    assert ended.failure is not None and DiagnosisFolder(tmp_path / "d").finished
+    assert (ended.dossier.observed is None) == asks
+    assert ended.exit_code == 3
+
+
+def test_a_server_elsewhere_that_never_answers_has_failed(
+    scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def serving(*_: Any, **__: Any) -> Iterator[Dying]:
+        yield Dying(seen=False)
+
+    class Asking(Scripted):
+        def make(self, name: str) -> Any:
+            if name == "observed":
+                return self.round(self._way("alone"), self.questions)
+            return super().make(name)
+
+    monkeypatch.setattr(story, "Work", Asking)
+    monkeypatch.setattr("harness.diagnose.experiments.work.serving", serving)
+    ended = run(tmp_path / "d")
+    assert (str(ended.failure), ended.exit_code) == ("no prompt was answered", 3)
 
 
 def test_only_and_skip(scripted: type[Scripted], tmp_path: Path) -> None:

@@ -359,9 +359,12 @@ def test_a_night_that_ends_before_it_is_told_is_told_by_the_next_call(
     assert (told.folder / "index.html").exists()
 
 
-def test_a_broken_earlier_night_costs_itself_alone(root: Path, go: Any) -> None:
+@pytest.mark.parametrize("begun", [None, "yesterday", "2026-03-01T02:00:00"])
+def test_a_broken_earlier_night_costs_itself_alone(root: Path, go: Any, begun: str | None) -> None:
     first, _, _ = go()
-    (first.folder / "night.json").write_text("{")
+    file = first.folder / "night.json"
+    told = {**json.loads(file.read_text()), "begun": begun, "ended": None}
+    file.write_text("{" if begun is None else json.dumps(told))
     told, night, _ = go()
     assert told.exit_code == 0 and told.folder.name == f"{first.folder.name}.2"
     assert any(str(first.folder) in note for note in night.notes)

@@ -214,6 +214,30 @@ def test_a_damaged_file_costs_its_own_call(fresh: Engine, tmp_path: Path) -> Non
             assert_same(a, b)
 
 
+def test_a_request_with_a_step_missing_is_left_out_and_told(tmp_path: Path) -> None:
+    files = CallFiles(str(tmp_path))
+    none = torch.empty(0, dtype=torch.int64)
+    for _ in range(3):
+        files([_handed("a", none), _handed("b", none)], 2)
+    files([_handed("b", none)], 1)
+    said: list[str] = []
+    assert {name: len(s) for name, s in read_trace(tmp_path, said.append).items()} == {
+        "a": 3,
+        "b": 4,
+    }
+    assert said == []
+    last, damaged = sorted(tmp_path.iterdir())[2:0:-1]
+    last.unlink()  # the engine's own disk was full: a's last steps, and one of b's in the middle
+    assert set(read_trace(tmp_path, said.append)) == {"a"}
+    assert "1 requests with steps missing" in said[0]
+    damaged.write_bytes(damaged.read_bytes()[:-4])
+    assert set(read_trace(tmp_path, said.append)) == {"a"}
+    assert "1 files of the trace cannot be read" in said[1] and damaged.name in said[1]
+    sorted(tmp_path.iterdir())[0].unlink()
+    with pytest.raises(EngineUsageError, match="no trace of a drafter can be read"):
+        read_trace(tmp_path)
+
+
 def test_a_folder_without_a_readable_call_is_told(tmp_path: Path) -> None:
     with pytest.raises(EngineUsageError, match="no such folder"):
         read_trace(tmp_path / "nowhere")
@@ -388,6 +412,12 @@ def test_the_command_line_refuses_what_it_cannot_trace(
     assert "--drafter" in capsys.readouterr().err
     assert main([*base, "--plugin", "nowhere.py:f"]) == 2
     assert "there is no file" in capsys.readouterr().err
+    plugin = tmp_path / "raises.py"
+    plugin.write_text("def f(engine):\n    engine.no_such_thing()\n")
+    assert main([*base, "--plugin", f"{plugin}:f"]) == 2
+    said = capsys.readouterr().err
+    assert "--plugin f failed: AttributeError" in said and f"{plugin}, line 2" in said
+    assert "Traceback" not in said
 
 
 def test_each_engine_is_told_in_its_own_way(tmp_path: Path) -> None:

@@ -370,14 +370,19 @@ def with_arguments(subject: Subject, *arguments: str, **env: str) -> Subject:
     )
 
 
-def traces(rounds: Sequence[Asked]) -> dict[str, list[TraceStep]]:
-    """The traced steps of these rounds' requests, by request; empty where nothing was traced."""
+def traces(
+    rounds: Sequence[Asked], tell: Callable[[str], None] = lambda line: None
+) -> dict[str, list[TraceStep]]:
+    """The traced steps of these rounds' requests, by request; empty where nothing was traced.
+
+    `tell` hears what of a trace cannot be read.
+    """
     from engines.trace.read import read_trace
 
     wanted = {answer.request for asked in rounds for answer in asked.ok}
     found: dict[str, list[TraceStep]] = {}
     for folder in dict.fromkeys(asked.trace for asked in rounds if asked.trace is not None):
-        told = read_trace(Path(folder))
+        told = read_trace(Path(folder), tell)
         found.update({request: steps for request, steps in told.items() if request in wanted})
     return found
 

@@ -131,6 +131,14 @@ class Work:
         skipped = {**self.dossier.skipped, name: why}
         self.dossier = msgspec.structs.replace(self.dossier, skipped=skipped)
 
+    def end(self) -> None:
+        """End the engine. One that has died meanwhile is told by `failure`, never raised."""
+        self._server = None
+        try:
+            self._server_stack.close()
+        except EngineFailed as error:
+            self.failure = self.failure or error
+
     # -- what they share ---------------------------------------------------------------------
 
     def known(self) -> Knowledge:
@@ -174,7 +182,7 @@ class Work:
         return self._server
 
     failure: EngineFailed | None = None
-    """Why the engine did not start."""
+    """Why the engine did not start, or what it died of."""
 
     def round(self, way: Way, questions: Sequence[Question]) -> Asked:
         """Questions asked in one way; what was asked before is taken from the folder."""
@@ -185,6 +193,8 @@ class Work:
             except EngineFailed as error:
                 if server.gone() is not None:  # it would die of the same questions again
                     self.failure, self._no_server = error, one_line(str(error))
+                elif not self._rounds:  # one that ran already: it has never answered anything
+                    self.failure = error
                 raise
             self.folder.keep(ROUNDS, self._rounds, 0.0)
             self._traced = None
@@ -199,7 +209,7 @@ class Work:
             greedy = [a for a in self._rounds.values() if a.way.name in GREEDY]
             if not greedy:
                 raise Skipped(self.dossier.skipped.get("observed", "nothing was asked"))
-            self._traced = traces(greedy)
+            self._traced = traces(greedy, self.progress.stage)
         if not self._traced:
             raise Skipped("the engine wrote no trace of these requests")
         return self._traced
@@ -294,7 +304,7 @@ class Work:
         known = self.known()
         way = self._way("sampled", concurrency=self._at_once, temperature=temperature)
         asked = self.round(way, self.questions)
-        steps = traces([asked]) if asked.trace is not None else {}
+        steps = traces([asked], self.progress.stage) if asked.trace is not None else {}
         prompts = {q.name: q.token_ids for q in self.questions}
         found = sampled(known, asked, prompts, steps)
         if found is None:
@@ -336,8 +346,7 @@ class Work:
         """The questions asked of an engine that is started otherwise; the other one is ended."""
         from harness.diagnose.experiments.toggles import compared
 
-        self._server_stack.close()
-        self._server = None
+        self.end()
         way = self._way(f"{switch.what} {switch.b}", temperature=first.way.temperature)
         if way.name not in self._rounds:
             with serving(
