@@ -14,9 +14,10 @@ from harness.diagnose.experiments.expected import as_declared
 from harness.diagnose.experiments.figures import by_group, length
 from harness.diagnose.experiments.known import Knowledge
 from harness.diagnose.experiments.running import agreement, chain
+from harness.diagnose.experiments.target import dtype_of
 from harness.diagnose.experiments.traced import Replayed, Traced, as_batch, put_together
 from harness.diagnose.readings import AS_DECLARED, READINGS, Reading
-from harness.diagnose.records import Length, Proportion, ReadingFit, Replay
+from harness.diagnose.records import Length, Proportion, ReadingFit, Replay, Subject
 from harness.errors import UsageError
 from harness.records import DraftCounts
 from training.evaluate import Span, walk
@@ -40,7 +41,7 @@ def replay(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]]) -> Re
     if not requests:
         raise UsageError("the trace holds no call of the drafter whose text is whole")
     replayed = as_batch(requests, knowledge.k)
-    tie = TIES[dtype_of(knowledge)]
+    tie = TIES[kind_of(knowledge.subject)]
     agreed = _agreements(knowledge, replayed, tie)
     fits = [_fit(name, found, agreed[AS_DECLARED], replayed) for name, found in agreed.items()]
     # as declared comes first among equals: it is the first of the dict, and the sort is stable
@@ -66,12 +67,9 @@ def replay(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]]) -> Re
     )
 
 
-def dtype_of(knowledge: Knowledge) -> str:
-    """The type that the engine computes in, by the subject or else by the target's config."""
-    name = knowledge.subject.dtype
-    if name == "auto":
-        name = knowledge.engine.model.config.dtype
-    name = {"half": "float16", "float": "float32"}.get(name, name).removeprefix("torch.")
+def kind_of(subject: Subject) -> str:
+    """The type that the engine computes in, as `TIES` names it; bfloat16 for one it has not."""
+    name = dtype_of(subject)
     return name if name in TIES else "bfloat16"
 
 

@@ -99,7 +99,7 @@ def dtype_of(subject: Subject) -> str:
     from drafters.formats import text_config
 
     if subject.dtype != "auto":
-        return subject.dtype
+        return {"half": "float16", "float": "float32"}.get(subject.dtype, subject.dtype)
     text = text_config(read_config(Path(subject.target), "target"))
     own = str(text.get("dtype") or text.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     return "bfloat16" if subject.engine == "vllm" and own == "float32" else own
