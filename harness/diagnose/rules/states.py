@@ -66,7 +66,7 @@ def is_bad(slot: SlotFit, floor: float) -> bool:
         cosine, scale = finite(slot.as_declared.cosine), finite(slot.as_declared.scale)
         return cosine is None or cosine < floor or scale is None or abs(scale - 1) > SCALE
     hits = round(min(1.0, max(0.0, share)) * slot.rows)
-    return surely_above(Proportion(hits=hits, of=max(slot.rows, 20)), BAD_ROWS, looks=12)
+    return surely_above(Proportion(hits=hits, of=max(slot.rows, 20)), BAD_ROWS)
 
 
 def bad_slots(states: States) -> list[Slot]:
@@ -120,7 +120,7 @@ def _bad_places(states: States) -> dict[str, Proportion]:
     return {
         name: found
         for name, found in sorted(states.bad_by_step.items())
-        if surely_above(found, BAD_ROWS, looks=12)
+        if surely_above(found, BAD_ROWS)
     }
 
 
@@ -276,7 +276,7 @@ def _only_reused(states: States | None) -> bool:
     if states is None:
         return False
     reused = states.bad_by_step.get("reused prefix")
-    if not surely_above(reused, BAD_ROWS, looks=12):
+    if not surely_above(reused, BAD_ROWS):
         return False
     fresh = [states.bad_by_step.get(name) for name in ("first decode", "later decode", "prefill")]
     known_fresh = [p for p in fresh if known(p)]
