@@ -115,28 +115,6 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(a for a in self.answers if a.error is None)
 
 
-def ask(
-    subject: Subject,
-    prompts: Sequence[Sequence[int]],
-    folder: Path,
-    *,
-    way: Way,
-    traced: bool = True,
-    progress: Telling,
-) -> Asked:
-    """Launch or attach, ask every prompt once, and end what was launched.
-
-    Raises `EngineFailed`, `EngineUsageError`.
-    """
-    with serving(subject, folder, traced=traced, progress=progress) as server:
-        return server.ask(questions_of(prompts), way, progress)
-
-
-def questions_of(prompts: Sequence[Sequence[int]]) -> list[Question]:
-    """Prompts by their place."""
-    return [Question(name=f"{i:03d}", token_ids=tuple(ids)) for i, ids in enumerate(prompts)]
-
-
 class Server:
     """An engine that answers. `trace`: the folder it writes its steps into."""
 
