@@ -57,3 +57,27 @@ def test_a_healthy_pair_has_nothing_wrong(engine: str, demo_pair: Path, tmp_path
     facts = dossier["audit"]["log_facts"]
     assert facts["method"].lower() == "eagle3"
     assert facts["k"] == "3"
+
+
+PLANTED = [
+    ("vllm", "layers_plus_one.1.s0"),
+    ("vllm", "layers_descending.1.s0"),
+    ("vllm", "layers_unnamed.1.s0"),
+    ("vllm", "d2t_absolute.1.s0"),
+    ("vllm", "vllm_states_moved.1.s0"),
+    ("vllm", "vllm_drafts_swapped.1.s0"),
+    ("sglang", "layers_descending.1.s0"),
+    ("sglang", "embeddings_overwritten.1.s0"),
+    ("sglang", "sglang_states_zero.1.s0"),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("engine", "case"), PLANTED)
+def test_what_is_planted_is_named(engine: str, case: str, tmp_path: Path) -> None:
+    """Exit code 0: the cause that is called is the right one."""
+    done = diagnose(engine, tmp_path, "--self-test", "--seeds", "1", "--only", case)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = record(tmp_path / "self-test" / engine / "cases", f"{case}.json")
+    assert kept["called"] in kept["right"]
+    assert kept["observed"] is not None
