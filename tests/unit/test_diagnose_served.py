@@ -171,11 +171,14 @@ def test_a_server_that_tells_no_log_probabilities_is_no_parity(knowledge: Knowle
         parity(knowledge, cast(LogprobReader, Silent()))
 
 
-def test_vllms_auto_makes_bfloat16_of_float32(demo_pair: Path) -> None:
+def test_vllms_auto_makes_bfloat16_of_float32_and_sglangs_float16(demo_pair: Path) -> None:
     subject = subject_of(demo_pair)
     assert dtype_of(subject) == "float32"
     assert dtype_of(msgspec.structs.replace(subject, engine="vllm")) == "bfloat16"
+    assert dtype_of(msgspec.structs.replace(subject, engine="sglang")) == "float16"
     assert dtype_of(msgspec.structs.replace(subject, engine="vllm", dtype="float16")) == "float16"
+    assert dtype_of(msgspec.structs.replace(subject, engine="vllm", dtype="half")) == "float16"
+    assert dtype_of(msgspec.structs.replace(subject, engine="sglang", dtype="float")) == "float32"
 
 
 def test_what_is_broken_is_accepted_seldom(knowledge: Knowledge) -> None:
