@@ -59,10 +59,12 @@ def test_a_healthy_pair_has_nothing_wrong(engine: str, demo_pair: Path, tmp_path
     assert facts["k"] == "3"
 
 
+UNSERVED = "layers_unnamed.1.s0"
+"""Of the demo's six layers vLLM's defaults are two and one of them twice: it dies of a request."""
 PLANTED = [
     ("vllm", "layers_plus_one.1.s0"),
     ("vllm", "layers_descending.1.s0"),
-    ("vllm", "layers_unnamed.1.s0"),
+    ("vllm", UNSERVED),
     ("vllm", "d2t_absolute.1.s0"),
     ("vllm", "vllm_states_moved.1.s0"),
     ("vllm", "vllm_drafts_swapped.1.s0"),
@@ -80,4 +82,4 @@ def test_what_is_planted_is_named(engine: str, case: str, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     kept = record(tmp_path / "self-test" / engine / "cases", f"{case}.json")
     assert kept["called"] in kept["right"]
-    assert kept["observed"] is not None
+    assert kept["observed"] is not None or case == UNSERVED
