@@ -137,6 +137,7 @@ def run(
             work = Work(subject, prompts, where, progress, options, stack, target)
             for name in EXPERIMENTS:
                 _experiment(work, name, options, progress)
+            work.end()
             dossier, failure = work.dossier, work.failure
         diagnosis = _conclude(dossier)
         where.finish(dossier, diagnosis, _pages(dossier, diagnosis, progress))

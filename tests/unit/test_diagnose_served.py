@@ -30,7 +30,6 @@ from harness.diagnose.experiments.controls import (
 )
 from harness.diagnose.experiments.known import Knowledge, know
 from harness.diagnose.experiments.materialise import ascending, made_as, write_reading
-from harness.diagnose.experiments.replay import kind_of
 from harness.diagnose.experiments.sampling import chances_of, sampled
 from harness.diagnose.experiments.target import dtype_of, parity, scores
 from harness.diagnose.readings import layers_reading
@@ -181,19 +180,14 @@ def test_a_server_that_tells_no_log_probabilities_is_no_parity(knowledge: Knowle
         parity(knowledge, cast(LogprobReader, Silent()))
 
 
-def test_vllms_auto_makes_bfloat16_of_float32(demo_pair: Path) -> None:
+def test_vllms_auto_makes_bfloat16_of_float32_and_sglangs_float16(demo_pair: Path) -> None:
     subject = subject_of(demo_pair)
     assert dtype_of(subject) == "float32"
     assert dtype_of(msgspec.structs.replace(subject, engine="vllm")) == "bfloat16"
+    assert dtype_of(msgspec.structs.replace(subject, engine="sglang")) == "float16"
     assert dtype_of(msgspec.structs.replace(subject, engine="vllm", dtype="float16")) == "float16"
-
-
-def test_states_and_proposals_are_judged_by_the_type_that_is_served(demo_pair: Path) -> None:
-    subject = subject_of(demo_pair)
-    assert kind_of(subject) == "float32"
-    assert kind_of(msgspec.structs.replace(subject, engine="vllm")) == "bfloat16"
-    assert kind_of(msgspec.structs.replace(subject, dtype="half")) == "float16"
-    assert kind_of(msgspec.structs.replace(subject, dtype="fp8")) == "bfloat16"
+    assert dtype_of(msgspec.structs.replace(subject, engine="vllm", dtype="half")) == "float16"
+    assert dtype_of(msgspec.structs.replace(subject, engine="sglang", dtype="float")) == "float32"
 
 
 def test_what_is_broken_is_accepted_seldom(knowledge: Knowledge) -> None:

@@ -17,7 +17,7 @@ from harness.diagnose.experiments.running import agreement, chain
 from harness.diagnose.experiments.target import dtype_of
 from harness.diagnose.experiments.traced import Replayed, Traced, as_batch, put_together
 from harness.diagnose.readings import AS_DECLARED, READINGS, Reading
-from harness.diagnose.records import Length, Proportion, ReadingFit, Replay, Subject
+from harness.diagnose.records import Length, Proportion, ReadingFit, Replay
 from harness.errors import UsageError
 from harness.records import DraftCounts
 from training.evaluate import Span, walk
@@ -41,7 +41,7 @@ def replay(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]]) -> Re
     if not requests:
         raise UsageError("the trace holds no call of the drafter whose text is whole")
     replayed = as_batch(requests, knowledge.k)
-    tie = TIES[kind_of(knowledge.subject)]
+    tie = TIES[dtype_of(knowledge.subject)]
     agreed = _agreements(knowledge, replayed, tie)
     fits = [_fit(name, found, agreed[AS_DECLARED], replayed) for name, found in agreed.items()]
     # as declared comes first among equals: it is the first of the dict, and the sort is stable
@@ -65,12 +65,6 @@ def replay(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]]) -> Re
         by_position=tuple(p for p in by_position if p is not None),
         verified=_verified(knowledge, requests, tie),
     )
-
-
-def kind_of(subject: Subject) -> str:
-    """The type that the engine computes in, as `TIES` names it; bfloat16 for one it has not."""
-    name = dtype_of(subject)
-    return name if name in TIES else "bfloat16"
 
 
 def _agreements(knowledge: Knowledge, replayed: Replayed, tie: float) -> dict[str, Tensor]:

@@ -18,9 +18,9 @@ from engines.reference.model import rms_norm
 from engines.trace.base import TraceStep
 from harness.diagnose.experiments.figures import by_group
 from harness.diagnose.experiments.known import Knowledge
-from harness.diagnose.experiments.replay import kind_of
 from harness.diagnose.experiments.rows import Rows, rows_of
 from harness.diagnose.experiments.shares import shared_out
+from harness.diagnose.experiments.target import dtype_of
 from harness.diagnose.experiments.traced import put_together
 from harness.diagnose.records import Fit, Proportion, SlotFit, States, Where
 from harness.errors import UsageError
@@ -79,7 +79,7 @@ def compare_states(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]
     if not requests:
         raise UsageError("the trace holds no call of the drafter whose text is whole")
     rows = rows_of(requests)
-    kind = kind_of(knowledge.subject)
+    kind = dtype_of(knowledge.subject)
     hidden = knowledge.engine.model.config.hidden_size
     slots: list[SlotFit] = []
     bad = torch.zeros(len(rows.handed), dtype=torch.bool)

@@ -175,7 +175,15 @@ class Work:
         return self._server
 
     failure: EngineFailed | None = None
-    """Why the engine did not start."""
+    """Why the engine did not start, or died."""
+
+    def end(self) -> None:
+        """End the engine. One that died before is told in `failure`, never raised."""
+        try:
+            self._server_stack.close()
+        except EngineFailed as error:
+            self.failure = error
+        self._server = None
 
     def round(self, way: Way, questions: Sequence[Question]) -> Asked:
         """Questions asked in one way; what was asked before is taken from the folder."""
@@ -337,8 +345,7 @@ class Work:
         """The questions asked of an engine that is started otherwise; the other one is ended."""
         from harness.diagnose.experiments.toggles import compared
 
-        self._server_stack.close()
-        self._server = None
+        self.end()
         way = self._way(f"{switch.what} {switch.b}", temperature=first.way.temperature)
         if way.name not in self._rounds:
             with serving(

@@ -16,6 +16,7 @@ from harness.diagnose.rules.measures import (
     counted,
     finite,
     known,
+    length,
     number,
     percent,
     pooled,
@@ -100,6 +101,8 @@ def _explained(slot: SlotFit, floor: float) -> Slot:
         kind = "moved"
     elif best.kind in ("normed", "branch", "partial"):
         kind = best.kind
+    elif declared.kind == "normed" and best.layer == declared.layer:
+        kind = "normed"  # the reverse: the last layer's output without the last norm
     else:
         kind = "layer" if best.kind in ("hidden", "embedding") else "unexplained"
     return Slot(fit=slot, kind=kind, sure=sure)
@@ -155,10 +158,25 @@ def _by_kind(dossier: Dossier, bad: list[Slot]) -> list[Point]:
         plain = slots[0].fit.best.candidate.startswith("partial")
         if kind == "noisy" or (kind == "partial" and not plain) or reused:
             weight = min(weight, GOOD)  # such rows follow from much else as well
+        if kind == "normed" and _costs_nothing(dossier) and _all_unnormed(slots):
+            weight = min(weight, GOOD)  # that is how engines hand over the last layer's output
         says = _says(kind, slots[0])
         found.append(point(cause, weight, says, NAME))
         found += _kin(kind, slots, says, dossier)
     return found
+
+
+def _all_unnormed(slots: Sequence[Slot]) -> bool:
+    """Whether these slots are of the last layer, and its output came without the last norm."""
+    return all(candidate_of(s.fit.best.candidate).kind == "hidden" for s in slots)
+
+
+def _costs_nothing(dossier: Dossier) -> bool:
+    """Whether no fewer drafts are accepted than the checkpoint's states would bring."""
+    if dossier.expected is None or dossier.observed is None:
+        return False
+    wanted, seen = length(dossier.expected.acceptance), length(dossier.observed.acceptance)
+    return wanted is not None and seen is not None and seen >= wanted
 
 
 def _kin(kind: Kind, slots: list[Slot], says: str, dossier: Dossier) -> list[Point]:
