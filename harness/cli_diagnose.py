@@ -114,8 +114,7 @@ def diagnose(
         test_itself(asked_for)
     if run is not None and profile is not None:
         raise UsageError("--profile: a stored run has its own plan; change it with --set")
-    if fix is not None and fix.exists() and (not fix.is_dir() or any(fix.iterdir())):
-        raise UsageError(f"--fix {fix}: exists already; name a new folder")
+    from harness.diagnose.mend import check_new, try_to_mend
     from harness.diagnose.story import check_names
     from harness.diagnose.story import run as do_diagnose
     from harness.diagnose.subjects import Asked, case_of, folder_for
@@ -125,6 +124,8 @@ def diagnose(
 
     check_names(only or (), "--only")
     check_names(skip or (), "--skip")
+    if fix is not None:
+        check_new(fix)
     check_out(out)
     if fix is not None:
         check_out(fix, "--fix")
@@ -160,8 +161,6 @@ def diagnose(
             )
         mended: Mended | str | None = None
         if fix is not None and ended.found:
-            from harness.diagnose.mend import try_to_mend
-
             mended = try_to_mend(ended, case.prompts, fix, progress=progress, options=case.options)
     finish(ended, as_json, mended)
 

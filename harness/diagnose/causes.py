@@ -36,3 +36,11 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 CAUSES: dict[str, Cause] = msgspec.toml.decode(
     Path(__file__).with_name("causes.toml").read_bytes(), type=dict[str, Cause]
 )
+
+
+def kin(cause: str) -> tuple[str, ...]:
+    """The other causes that no experiment tells apart from this one from outside."""
+    family = CAUSES[cause].family
+    return tuple(
+        name for name, c in CAUSES.items() if family and c.family == family and name != cause
+    )

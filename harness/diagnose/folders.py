@@ -135,10 +135,6 @@ class DiagnosisFolder:
         """Why an experiment was not made."""
         self._write(Evidence(name=name, took_s=took_s, skipped=why))
 
-    def forget(self, name: str) -> None:
-        """An experiment is to be made anew."""
-        self._evidence(name).unlink(missing_ok=True)
-
     def finish(self, dossier: Dossier, diagnosis: Diagnosis, pages: dict[str, str]) -> None:
         """The verdict: pages first, `diagnosis.json` last, which says that all is there."""
         write_atomic(self.path / DOSSIER, to_json(dossier))

@@ -20,9 +20,10 @@ from drafters.spec import DrafterError
 from engines.base import EngineError
 from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
 from harness.diagnose.experiments.work import Options
-from harness.diagnose.records import Diagnosis, Dossier, Length, Ranked, Subject
+from harness.diagnose.records import Diagnosis, Dossier, Ranked, Subject
 from harness.diagnose.story import Outcome, run
 from harness.errors import HarnessError, UsageError, one_line
+from harness.measure.metrics import acceptance_rate
 from harness.measure.store import to_json, write_atomic
 from harness.plan.recorded import recorded_set
 from harness.progress import Progress
@@ -75,8 +76,7 @@ def mend(
 
     Raises `UsageError` where `out` is in use, or nothing that is named is in our power.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--fix {out}: exists already; name a new folder")
+    check_new(out)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -90,6 +90,12 @@ def mend(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return msgspec.structs.replace(mended, drafter=told)
+
+
+def check_new(out: Path) -> None:
+    """Raise `UsageError` where something is in the folder that `--fix` names."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--fix {out}: exists already; name a new folder")
 
 
 def try_to_mend(
@@ -288,14 +294,9 @@ def _rates(dossier: Dossier) -> tuple[float | None, float | None]:
     """Accepted of drafted tokens: expected, and observed."""
     expected, observed = dossier.expected, dossier.observed
     return (
-        _rate(expected.acceptance) if expected is not None else None,
-        _rate(observed.acceptance) if observed is not None else None,
+        acceptance_rate(expected.acceptance.counts) if expected is not None else None,
+        acceptance_rate(observed.acceptance.counts) if observed is not None else None,
     )
-
-
-def _rate(found: Length) -> float | None:
-    counts = found.counts
-    return counts.accepted / counts.drafted if counts.drafted else None
 
 
 def told(mended: Mended) -> str:

@@ -69,9 +69,8 @@ def listed(layers: Sequence[int]) -> str:
     return ",".join(map(str, layers))
 
 
-def remedy_of(dossier: Dossier, cause: str) -> str:
-    """The remedy with the names and numbers of this case."""
-    details = details_of(dossier, cause)
+def remedy_of(dossier: Dossier, cause: str, details: dict[str, str]) -> str:
+    """The remedy with the names and numbers of this case; `details` as of `details_of`."""
     change = _change(dossier, cause, details)
     told = CAUSES[cause].remedy if change is None else change
     audit = details.get("audit")

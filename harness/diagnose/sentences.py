@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
+from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, kin
 from harness.diagnose.records import Dossier, Length, Ranked
 from harness.diagnose.rules import gap, training, wanted
 from harness.diagnose.rules.located import not_made
@@ -26,8 +26,8 @@ def sentence(dossier: Dossier, cause: str, stage: str | None, ranked: Sequence[R
     if cause == UNKNOWN:
         return _unknown(dossier, stage, ranked)
     first = ranked[0]
-    kin = _kin(cause)
-    what = first.title + (f" (not to be told from: {kin})" if kin else "")
+    others = ", or ".join(CAUSES[name].title for name in kin(cause))
+    what = first.title + (f" (not to be told from: {others})" if others else "")
     cost = _cost_of(dossier, cause)
     parts = [f"{SURELY[first.strength]}: {what}", *cost, f"remedy: {first.remedy}"]
     return "; ".join(parts) + "."
@@ -42,15 +42,6 @@ def _cost_of(dossier: Dossier, cause: str) -> list[str]:
         says = f"they say {number(length(told))} tokens a step, and {number(length(seen))} were"
         return [f"{says} accepted"]
     return _cost(dossier)
-
-
-def _kin(cause: str) -> str:
-    """The other causes of its class."""
-    family = CAUSES[cause].family
-    if family is None:
-        return ""
-    others = [c.title for name, c in CAUSES.items() if c.family == family and name != cause]
-    return ", or ".join(others)
 
 
 def _cost(dossier: Dossier) -> list[str]:

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
+from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, kin
 from harness.diagnose.records import Diagnosis, Dossier, Point, Ranked, Strength
 from harness.diagnose.remedies import details_of, remedy_of
 from harness.diagnose.rules import gap, states, training, verification, wanted
@@ -53,7 +53,11 @@ def _ranked(dossier: Dossier, cause: str, found: list[Point]) -> Ranked:
     told = CAUSES[cause]
     score = math.fsum([told.prior, *(p.weight for p in found)])
     strength = _strength(score)
-    open_ = strength != "excluded"  # of the others nobody asks for an exact change
+    details: dict[str, str] = {}
+    remedy = told.remedy
+    if strength != "excluded":  # of the others nobody asks for an exact change
+        details = details_of(dossier, cause)
+        remedy = remedy_of(dossier, cause, details)
     by_weight = sorted(found, key=lambda p: (-abs(p.weight), p.says))
     return Ranked(
         cause=cause,
@@ -63,8 +67,8 @@ def _ranked(dossier: Dossier, cause: str, found: list[Point]) -> Ranked:
         evidence_for=tuple(dict.fromkeys(p.says for p in by_weight if p.weight > 0)),
         evidence_against=tuple(dict.fromkeys(p.says for p in by_weight if p.weight < 0)),
         settles=told.settles or None,
-        remedy=remedy_of(dossier, cause) if open_ else told.remedy,
-        details=details_of(dossier, cause) if open_ else {},
+        remedy=remedy,
+        details=details,
     )
 
 
@@ -78,9 +82,7 @@ def _strength(score: float) -> Strength:
 
 def same_class(one: str, other: str) -> bool:
     """Whether no experiment tells the two causes apart from outside."""
-    return one == other or (
-        CAUSES[one].family is not None and CAUSES[one].family == CAUSES[other].family
-    )
+    return one == other or other in kin(one)
 
 
 def _cause(dossier: Dossier, ranked: Sequence[Ranked], found: Sequence[Point]) -> str:
@@ -90,10 +92,15 @@ def _cause(dossier: Dossier, ranked: Sequence[Ranked], found: Sequence[Point]) -
     if not ranked or ranked[0].score < LIKELY:
         return UNKNOWN
     first = ranked[0]
-    measured = [p for p in found if p.cause == first.cause and p.experiment != "audit"]
-    if max((p.weight for p in measured), default=0.0) < MEASURED_FROM:
+    if _measured(found, first.cause) < MEASURED_FROM:
         return UNKNOWN
     return first.cause if lead(ranked) >= AHEAD else UNKNOWN
+
+
+def _measured(found: Sequence[Point], cause: str) -> float:
+    """The weight of the strongest evidence for a cause that is more than files that were read."""
+    own = (p.weight for p in found if p.cause == cause and p.experiment != "audit")
+    return max(own, default=0.0)
 
 
 def lead(ranked: Sequence[Ranked]) -> float:
@@ -126,15 +133,8 @@ def decided(dossier: Dossier) -> bool:
     if diagnosis.cause == NONE:
         return looked_at(dossier) and states.is_clean(dossier.states) is not False
     first = diagnosis.ranked[0]
-    strongest = max(
-        (p.weight for p in points(dossier) if p.cause == first.cause and p.experiment != "audit"),
-        default=0.0,
-    )
+    strongest = _measured(points(dossier), first.cause)
     return first.strength == "certain" and lead(diagnosis.ranked) >= 2.0 and strongest >= STRONG
-
-
-def _mendable(cause: str) -> bool:
-    return CAUSES[cause].fixable
 
 
 def _next(dossier: Dossier, cause: str, ranked: Sequence[Ranked]) -> tuple[str, ...]:
@@ -144,6 +144,7 @@ def _next(dossier: Dossier, cause: str, ranked: Sequence[Ranked]) -> tuple[str, 
         return tuple(missing)
     leaders = [r for r in ranked if r.score > 0][:3]
     if cause != UNKNOWN and ranked[0].strength == "certain":
-        return ("write the corrected copy with --fix, and diagnose it",) if _mendable(cause) else ()
+        fixable = CAUSES[cause].fixable
+        return ("write the corrected copy with --fix, and diagnose it",) if fixable else ()
     settling = [f"{r.title}: {r.settles}" for r in leaders if r.settles]
     return (*settling, *(missing if cause == UNKNOWN else ()))

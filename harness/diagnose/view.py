@@ -6,16 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
+from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, kin
 from harness.diagnose.records import Diagnosis, Dossier, Ranked
 from harness.diagnose.rules import execution, states, wanted
 from harness.diagnose.rules.measures import counted, length, number, percent, span
 from harness.errors import one_line
 
-LIKELY_FROM = -1.5
-"""Causes with a lower score are told as excluded, without their evidence."""
 WATERFALL = ("acceptance", "tokens a step", "drafts accepted", "lost")
 CAUSES_TABLE = ("cause", "how sure", "score", "for it", "against it", "what to do")
+FINDINGS_TABLE = ("severity", "finding", "remedy", "cause")
 EXPERIMENTS_TABLE = ("experiment", "made", "seconds", "what it found")
 TITLES = {
     "audit": "the checkpoints, the arguments and the log, read",
@@ -73,7 +72,7 @@ def view_of(dossier: Dossier, diagnosis: Diagnosis) -> View:
     named = diagnosis.cause in CAUSES
     first = diagnosis.ranked[0] if named and diagnosis.ranked else None
     badge, standing = _standing(diagnosis, first)
-    shown = [r for r in diagnosis.ranked if r.score > LIKELY_FROM]
+    shown = [r for r in diagnosis.ranked if r.strength != "excluded"]
     return View(
         title=one_line(f"Diagnosis: {_last(subject.drafter)} on {_last(subject.target)}", 120),
         meta=one_line(_meta(dossier), 400),
@@ -86,7 +85,7 @@ def view_of(dossier: Dossier, diagnosis: Diagnosis) -> View:
         next_experiments=tuple(one_line(n, 300) for n in diagnosis.next_experiments),
         waterfall=tuple(_waterfall(diagnosis, subject.k)),
         causes=tuple(_cause_row(r) for r in shown),
-        excluded=tuple(r.title for r in diagnosis.ranked if r.score <= LIKELY_FROM),
+        excluded=tuple(r.title for r in diagnosis.ranked if r.strength == "excluded"),
         experiments=tuple(_experiment(dossier, name) for name in TITLES),
         findings=tuple(_findings(dossier)),
         schema=diagnosis.schema,
@@ -133,14 +132,11 @@ def _waterfall(diagnosis: Diagnosis, k: int) -> list[tuple[str, ...]]:
 
 
 def _cause_row(ranked: Ranked) -> CauseRow:
-    family = CAUSES[ranked.cause].family
-    kin = [
-        name for name, c in CAUSES.items() if family and c.family == family and name != ranked.cause
-    ]
+    others = ", ".join(kin(ranked.cause))
     return CauseRow(
         cause=ranked.cause,
         title=ranked.title,
-        kin=f"not to be told from {', '.join(kin)}" if kin else "",
+        kin=f"not to be told from {others}" if others else "",
         strength=ranked.strength,
         score=f"{ranked.score:+.1f}",
         evidence_for=tuple(one_line(s, 400) for s in ranked.evidence_for),

@@ -110,15 +110,22 @@ def held(folder: Path, refusal: str) -> Iterator[None]:
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{folder}: {refusal}") from None
-        except OSError:
-            pass  # a file system without locks
+        if not locked(handle):
+            raise UsageError(f"{folder}: {refusal}")
         yield
     finally:
         os.close(handle)
+
+
+def locked(handle: int) -> bool:
+    """Whether the lock is ours now; where the file system has none, always."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 class RunFolder:

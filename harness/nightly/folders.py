@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from harness.errors import UsageError
-from harness.measure.store import held, read_json, write_atomic
+from harness.measure.store import held, locked, read_json, write_atomic
 from harness.nightly.records import NIGHT_SCHEMA, Baseline, EntryPoints, Night
 
 NIGHT = "night.json"
@@ -164,7 +163,7 @@ def running(
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     deadline, told = time.monotonic() + wait_s, False
     try:
-        while not _locked(handle):
+        while not locked(handle):
             if time.monotonic() > deadline:
                 raise UsageError(
                     f"{path.parent}: a run of a nightly that was killed has not ended after "
@@ -177,17 +176,6 @@ def running(
         yield handle
     finally:
         os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    """Whether the lock is ours now; where the file system has none, always."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def baseline_path(results: Path, suite: str, entry: str) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faults.records import Planted
+from harness.diagnose.experiments.lengths import counts_of_steps
 from harness.records import DraftCounts
 
 if TYPE_CHECKING:
@@ -32,12 +33,7 @@ def accepted(planted: Planted, *, dtype: str | None = None) -> DraftCounts:
             requests = engine.generate([list(prompt) for prompt in planted.prompts], params)
     logs = [request.drafts for request in requests if request.drafts is not None]
     steps = [count for log in logs for count in log.accepted]
-    return DraftCounts(
-        drafts=len(steps),
-        drafted=planted.k * len(steps),
-        accepted=sum(steps),
-        per_position=tuple(sum(count > at for count in steps) for at in range(planted.k)),
-    )
+    return counts_of_steps(steps, planted.k)
 
 
 def share(counts: DraftCounts) -> float:

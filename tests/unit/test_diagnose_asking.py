@@ -50,6 +50,31 @@ def test_sglangs_log_says_the_algorithm_and_the_cache() -> None:
     assert "layers" not in facts
 
 
+@pytest.mark.parametrize("whose", ["config", "model"])
+def test_vllms_second_runner_says_its_layers_in_other_words(whose: str) -> None:
+    line = f"INFO [eagle3_utils.py:27] Using Eagle3 auxiliary layers from {whose}: (2, 4, 5)\n"
+    assert log_facts(line)["layers"] == "(2, 4, 5)"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Using CPU_MLA backend.",
+        "Using AttentionBackendEnum.CPU_MLA backend.",
+        "Using CPU_MLA attention backend out of potential backends: ['CPU_MLA', 'TRITON_MLA'].",
+    ],
+)
+def test_every_wording_of_vllms_attention_is_read(said: str) -> None:
+    assert log_facts(f"(Worker pid=2) INFO [cuda.py:507] {said}\n")["attention"] == "CPU_MLA"
+
+
+def test_weights_that_sglang_leaves_out_are_told_but_for_the_trainers_own() -> None:
+    line = "[2026-11-30 15:55:02] Eagle3 MLA: skipping unexpected weight {}\n"
+    assert "unknown_weights" not in log_facts(line.format("t2d"))
+    facts = log_facts(line.format("t2d") + line.format("midlayer.extra_norm.weight"))
+    assert facts["unknown_weights"] == "midlayer.extra_norm.weight"
+
+
 def test_ranks_that_disagree_on_sharing_are_told_both() -> None:
     other = VLLM.replace("with distinct lm_head", "with lm_head identical")
     assert log_facts(VLLM + other)["lm_head"] == "shared: equal to the target's | the drafter's own"

@@ -65,6 +65,18 @@ def test_ids_that_are_missing_and_tables_of_ids(subject: Subject) -> None:
     assert found.aux_layers is None
 
 
+def test_layers_that_no_translation_makes_an_engine_capture(tmp_path: Path) -> None:
+    target = target_folder(tmp_path / "target", weights=True)
+    drafter = folder_of(plain_spec(aux_layers=(5, 4, 2)), tmp_path / "drafter", embedding=False)
+    served = Subject(engine="vllm", target=str(target), drafter=str(drafter), k=3)
+    found = audit(served)
+    assert causes(found, "error") == {"layers_other"}
+    assert (found.aux_layers, found.engine_layers) == ((5, 4, 2), (2, 4, 5))
+    elsewhere = audit(changed(served, engine="reference"))
+    assert causes(elsewhere, "error") == set()
+    assert elsewhere.engine_layers == (5, 4, 2)
+
+
 def test_damaged_tensors_are_told_apart_from_the_last_norm(subject: Subject) -> None:
     folder = Path(subject.drafter)
     rewrite(folder, **{"norm.weight": torch.zeros(HIDDEN)})

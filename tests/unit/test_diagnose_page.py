@@ -81,6 +81,15 @@ def test_what_is_missing_is_no_error() -> None:
     assert "A verdict." in render_page(empty, bare) and "A verdict." in to_markdown(empty, bare)
 
 
+def test_a_length_that_no_step_brings_is_none() -> None:
+    healthy = made.healthy()
+    assert healthy.observed is not None
+    acceptance = made.times(healthy.observed.acceptance, length=1.7e308)
+    odd = made.times(healthy, observed=made.times(healthy.observed, acceptance=acceptance))
+    assert "observed" not in {share.name for share in conclude(odd).waterfall}
+    assert all("Where it is lost" in form for form in told(odd))
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(DOSSIERS)
 def test_any_dossier_is_told(dossier: Dossier) -> None:

@@ -19,8 +19,10 @@ from harness.diagnose.records import (
     AuditFinding,
     Dossier,
     Expected,
+    Fit,
     Observed,
     Proportion,
+    SlotFit,
     Subject,
 )
 from harness.diagnose.rules import naming
@@ -138,6 +140,29 @@ def paper_with_audit() -> Dossier:
 def test_rows_a_little_off_that_cost_nothing_are_no_fault() -> None:
     noisy = made.times(made.healthy(), states=made.states(made.bad(None, own=0.99, share=0.5)))
     assert conclude(noisy).cause == "none"
+
+
+def unnormed_last(s: SlotFit) -> SlotFit:
+    """The last layer's output where its normed state is declared."""
+    if s.slot < 2:
+        return s
+    best = Fit(candidate="hidden[61]", cosine=0.9999, scale=1.0)
+    declared = Fit(candidate="normed[61]", cosine=0.993, scale=1.0)
+    return made.times(
+        s, declared=declared.candidate, best=best, as_declared=declared, bad_share=0.99
+    )
+
+
+def test_the_last_layer_without_its_norm_is_no_other_layer() -> None:
+    """vLLM hands it over so. Where that costs nothing, what the drafter was trained for counts."""
+    wrong = made.trained_for("layers off by +1 (4, 32, 60)")
+    assert conclude(wrong).cause == "layers_shifted"
+    found = made.times(wrong, states=made.states(unnormed_last))
+    assert conclude(found).cause == "layers_shifted"
+    early = made.times(found, replay=None, wanted=None, target=None)
+    assert not decided(early) and conclude(early).cause != "layers_order"
+    lost = made.times(made.lose(made.healthy(), "states"), states=made.states(unnormed_last))
+    assert conclude(lost).cause == "states_normed"
 
 
 def test_an_engine_that_mends_what_the_checkpoint_says_is_no_collapse() -> None:

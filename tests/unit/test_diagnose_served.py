@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -29,7 +30,7 @@ from harness.diagnose.experiments.controls import (
 )
 from harness.diagnose.experiments.known import Knowledge, know
 from harness.diagnose.experiments.materialise import ascending, made_as, write_reading
-from harness.diagnose.experiments.sampling import sampled
+from harness.diagnose.experiments.sampling import chances_of, sampled
 from harness.diagnose.experiments.target import dtype_of, parity, scores
 from harness.diagnose.readings import layers_reading
 from harness.diagnose.records import Subject
@@ -127,6 +128,14 @@ def test_answers_too_short_for_a_step_imply_nothing(knowledge: Knowledge) -> Non
     assert sampled(knowledge, asked, {"0": [1]}) is None
 
 
+def test_a_drafters_chances_are_found_whatever_the_order_of_its_table() -> None:
+    table = torch.tensor([4, 1, 5])  # the target's ids of draft ids 0, 1, 2
+    spec = SimpleNamespace(vocab_size=6, draft_vocab_size=3)
+    drafter = cast(Eagle3Drafter, SimpleNamespace(spec=spec, to_target=lambda ids: table[ids]))
+    q = torch.tensor([[0.5, 0.3, 0.2]] * 3)
+    assert chances_of(q, drafter, torch.tensor([5, 2, 4])).tolist() == pytest.approx([0.2, 0, 0.5])
+
+
 class Computing:
     """A server's log-probabilities as the reference computes them, `off` nats away in a place."""
 
@@ -171,11 +180,14 @@ def test_a_server_that_tells_no_log_probabilities_is_no_parity(knowledge: Knowle
         parity(knowledge, cast(LogprobReader, Silent()))
 
 
-def test_vllms_auto_makes_bfloat16_of_float32(demo_pair: Path) -> None:
+def test_vllms_auto_makes_bfloat16_of_float32_and_sglangs_float16(demo_pair: Path) -> None:
     subject = subject_of(demo_pair)
     assert dtype_of(subject) == "float32"
     assert dtype_of(msgspec.structs.replace(subject, engine="vllm")) == "bfloat16"
+    assert dtype_of(msgspec.structs.replace(subject, engine="sglang")) == "float16"
     assert dtype_of(msgspec.structs.replace(subject, engine="vllm", dtype="float16")) == "float16"
+    assert dtype_of(msgspec.structs.replace(subject, engine="vllm", dtype="half")) == "float16"
+    assert dtype_of(msgspec.structs.replace(subject, engine="sglang", dtype="float")) == "float32"
 
 
 def test_what_is_broken_is_accepted_seldom(knowledge: Knowledge) -> None:

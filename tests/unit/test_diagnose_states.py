@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from diagnose_planted import prompts_of, serve, subject_of, target_engine
@@ -17,7 +19,7 @@ from engines.reference.engine import Engine
 from engines.reference.model import rms_norm
 from harness.diagnose.experiments.known import Knowledge, know
 from harness.diagnose.experiments.shares import _active, _down, _least_squares
-from harness.diagnose.experiments.states import compare_states
+from harness.diagnose.experiments.states import FLOORS, compare_states
 from harness.diagnose.records import SlotFit, States
 
 TOKENS = 32
@@ -87,6 +89,16 @@ def found(knowledge: Knowledge, engine: Engine, spoil: Spoil, where: str = "both
 def of(states: States, where: str) -> list[SlotFit]:
     """The slots' places with rows enough to be judged, in order of the slots."""
     return [s for s in states.slots if s.where == where and s.rows >= 20]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("vllm", "bfloat16"), ("sglang", "float16")])
+def test_rows_are_judged_by_the_type_that_an_engine_makes_of_auto(
+    name: str, dtype: str, knowledge: Knowledge, engine: Engine
+) -> None:
+    """The demo pair is float32, and neither engine serves it so unless it is told to."""
+    served = copy.copy(knowledge)
+    served.subject = msgspec.structs.replace(knowledge.subject, engine=name, dtype="auto")
+    assert found(served, engine, lambda spoiled, aux, slot: aux).floor == FLOORS[dtype]
 
 
 def zero(spoiled: Spoiled, aux: Tensor, slot: int) -> Tensor:

@@ -302,6 +302,48 @@ def test_work_without_an_engine_says_so_once(tmp_path: Path) -> None:
             work.known()
 
 
+DIES = """
+import os
+
+
+def die(engine):
+    inner, calls = engine.proposer.propose, []
+
+    def propose(*given, **named):
+        calls.append(1)
+        if len(calls) > 30:
+            os._exit(9)
+        return inner(*given, **named)
+
+    engine.proposer.propose = propose
+"""
+
+
+def test_an_engine_that_dies_while_it_serves_costs_what_needs_it(
+    demo_pair: Path, tmp_path: Path
+) -> None:
+    """What was found before is concluded from, and the death is told beside it."""
+    (tmp_path / "dies.py").write_text(DIES)
+    subject = Subject(
+        engine="reference",
+        target=str(demo_pair / "target"),
+        drafter=str(demo_pair / "drafter-mla"),
+        k=3,
+        extra_args=("--plugin", f"{tmp_path / 'dies.py'}:die"),
+    )
+    ended = story.run(
+        subject,
+        [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15]],
+        tmp_path / "d",
+        progress=PlainProgress(),
+        options=Options(only=("expected", "observed"), max_tokens=40),
+    )
+    assert ended.dossier.expected is not None and ended.dossier.observed is None
+    assert ended.failure is not None and "exited with code 9" in str(ended.failure)
+    assert ended.exit_code == 3
+    assert (tmp_path / "d" / "diagnosis.json").is_file()
+
+
 def test_findings_survive_the_folder(tmp_path: Path) -> None:
     folder = DiagnosisFolder(tmp_path)
     finding = AuditFinding(severity="note", code="c", what="w", cause=None)

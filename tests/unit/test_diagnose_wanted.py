@@ -18,7 +18,13 @@ from drafters.eagle3 import Eagle3Drafter
 from engines.reference.engine import Engine
 from harness.diagnose.experiments.expected import expect
 from harness.diagnose.experiments.figures import length, paired_gain
-from harness.diagnose.experiments.known import Knowledge, declared, hidden_states, know
+from harness.diagnose.experiments.known import (
+    Knowledge,
+    declared,
+    hidden_states,
+    know,
+    loaded_target,
+)
 from harness.diagnose.experiments.wanted import (
     _other_target,
     _trained,
@@ -55,6 +61,21 @@ def reread(knowledge: Knowledge, folder: Path) -> Knowledge:
         layers_named=named,
         greedy=True,
     )
+
+
+@pytest.mark.parametrize(("cores", "own", "used"), [(2, 2, 1), (8, 4, 4), (8, 8, 7), (1, 1, 1)])
+def test_a_core_is_left_to_the_engine_that_is_served(
+    cores: int, own: int, used: int, demo_pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads on two cores that an engine works on took forty times as long as one."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    try:
+        torch.set_num_threads(own)
+        loaded_target(subject_of(demo_pair), 64)
+        assert torch.get_num_threads() == used
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_is_known_is_what_the_target_computes(knowledge: Knowledge, engine: Engine) -> None:

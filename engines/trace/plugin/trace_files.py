@@ -29,7 +29,6 @@ from safetensors.torch import save_file
 
 PLUGIN_VARIABLE = "SPEC_HARNESS_ENGINE_PLUGIN"
 """FILE.py:FUNCTION, several of them separated by `;`."""
-FOLDER_VARIABLE = "SPEC_HARNESS_TRACE"
 
 
 @dataclass(kw_only=True)

@@ -16,8 +16,9 @@ import msgspec
 
 from engines.base import Adapter, EngineFailed, ServeSpec
 from engines.catalog import adapter as adapter_named
-from engines.process import EngineProcess, free_port
+from engines.process import free_port
 from harness.diagnose.experiments.log_facts import log_facts
+from harness.diagnose.experiments.starting import started
 from harness.diagnose.records import Subject
 from harness.errors import one_line
 from harness.load.drive import Driven, drive
@@ -113,28 +114,6 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     def ok(self) -> tuple[Answered, ...]:
         """Those that were answered."""
         return tuple(a for a in self.answers if a.error is None)
-
-
-def ask(
-    subject: Subject,
-    prompts: Sequence[Sequence[int]],
-    folder: Path,
-    *,
-    way: Way,
-    traced: bool = True,
-    progress: Telling,
-) -> Asked:
-    """Launch or attach, ask every prompt once, and end what was launched.
-
-    Raises `EngineFailed`, `EngineUsageError`.
-    """
-    with serving(subject, folder, traced=traced, progress=progress) as server:
-        return server.ask(questions_of(prompts), way, progress)
-
-
-def questions_of(prompts: Sequence[Sequence[int]]) -> list[Question]:
-    """Prompts by their place."""
-    return [Question(name=f"{i:03d}", token_ids=tuple(ids)) for i, ids in enumerate(prompts)]
 
 
 class Server:
@@ -297,19 +276,7 @@ def serving(
         trace.mkdir()
         spec = with_trace(subject.engine, spec, trace)
 
-    def on_phase(phase: str, elapsed_s: float) -> None:
-        progress.stage(f"starting {adapter.name}: {phase}")
-
-    log = place / "engine.log"
-    with EngineProcess(
-        adapter,
-        spec,
-        workdir=place / "work",
-        log_path=log,
-        deadline_s=subject.startup_deadline_s,
-        on_phase=on_phase,
-    ) as process:
-        process.start()
+    with started(adapter, spec, place, subject.startup_deadline_s, progress.stage) as process:
         process.wait_ready()
         if trace is not None:
             from engines.trace.launch import begin
@@ -321,7 +288,7 @@ def serving(
             Access(),
             gone=lambda: None if process.alive() else GONE,
             trace=trace,
-            log=log,
+            log=process.log_path,
         )
         if not process.alive():
             raise process.failure()

@@ -46,8 +46,8 @@ _CAUSES: dict[str, str] = {
     "target_size": "other_target",
 }
 """The codes of `drafters.validate` that point to a cause of acceptance lost."""
-_OF_AN_ENGINE = ("ids_misread", "format_unread", "no_q_lora", "names_older", "layers_not_captured")
-"""Findings on what vLLM or SGLang make of a folder, which say nothing of another engine."""
+_TRANSLATED = ("ids_misread", "format_unread", "no_q_lora", "names_older")
+"""What vLLM or SGLang make of a folder that was not translated for them."""
 _FLAGS: tuple[tuple[str, str], ...] = (
     ("norm_before_residual", "norm_before_residual"),
     ("norm_before_fc", "input_norm"),
@@ -116,8 +116,10 @@ def _concerns(found: Finding, subject: Subject) -> bool:
     An engine that is started here gets a folder that was translated for it: there the ids are
     read right, and older names are written anew.
     """
-    if found.code in _OF_AN_ENGINE:
+    if found.code in _TRANSLATED:
         return subject.engine in ENGINES and subject.url is not None
+    if found.code == "layers_not_captured":  # no translation makes an engine capture them
+        return subject.engine in ENGINES
     if subject.engine not in ENGINES and found.code == "flag_ignored":
         return "eagle_config" in found.what
     return found.code not in ("state_missing", "no_target")
@@ -153,17 +155,18 @@ def engine_layers(
     """The layers, in transformers' index, that the subject's engine feeds to this drafter.
 
     A server that runs already was given the folder as it is; one that is started here gets the
-    harness's translation, which is right but for what the engine cannot capture at all.
+    harness's translation, and where there is none the folder as it is as well.
     """
     engine = _engine(subject)
     indices = checkpoint.spec.aux_layers
     if engine is None:
         return indices or None
-    if subject.url is not None or not indices:
+    as_given = subject.url is not None or not indices
+    if as_given or any(
+        gap.code == "layers_not_captured" for gap in gaps(checkpoint, engine, target)
+    ):
         told = [r for r in readings(checkpoint, target) if r.engine == engine and r.captured]
         return tuple(told[0].captured or ()) if told else None
-    if any(gap.code == "layers_not_captured" for gap in gaps(checkpoint, engine, target)):
-        return None
     return indices
 
 

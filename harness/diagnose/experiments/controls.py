@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from harness.diagnose.experiments.asking import Asked, Question, Server, Telling, Way
+from harness.diagnose.experiments.asking import Question, Server, Telling, Way
 from harness.diagnose.experiments.known import Knowledge
-from harness.diagnose.experiments.lengths import length_of
 from harness.diagnose.experiments.observed import length_in
 from harness.diagnose.records import Controls, Length
-from harness.records import DraftCounts
 
 if TYPE_CHECKING:
     from drafters.eagle3 import Eagle3Drafter
@@ -60,12 +58,7 @@ def controls(
     if server is None or not questions or knowledge is None:
         return found
     asked = server.ask(questions, Way(name="repeating", max_tokens=48), progress)
-    return msgspec.structs.replace(found, repeated_text=repeating(asked, knowledge.k))
-
-
-def repeating(asked: Asked, k: int) -> Length:
-    """The acceptance of the repeated texts."""
-    return length_in(asked, k)
+    return msgspec.structs.replace(found, repeated_text=length_in(asked, knowledge.k))
 
 
 def shuffled(knowledge: Knowledge) -> Length:
@@ -89,12 +82,7 @@ def foreign(knowledge: Knowledge) -> Length:
 
 def walked(knowledge: Knowledge, drafter: Eagle3Drafter, captured: Captured) -> Length:
     """A drafter walked over the knowledge's texts, as an engine would count."""
-    from training.evaluate import Span, draft_everywhere, walk
-    from training.evaluation.records import counts_of
+    from harness.diagnose.experiments.expected import acceptance
+    from training.evaluate import draft_everywhere
 
-    drafts = draft_everywhere(drafter, captured, knowledge.k)
-    counts: dict[str, list[DraftCounts]] = {}
-    for row, text in enumerate(knowledge.texts):
-        span = Span(row=row, begin=len(text.prompt), end=text.end, known=len(text.tokens))
-        counts[str(row)] = [counts_of(walk(drafts, captured.batch.ids, span))]
-    return length_of(counts, k=knowledge.k)
+    return acceptance(knowledge, captured, draft_everywhere(drafter, captured, knowledge.k))

@@ -71,16 +71,20 @@ def answer_slots(knowledge: Knowledge, captured: Captured) -> Tensor:
 
 def outside_vocabulary(knowledge: Knowledge) -> Proportion:
     """Tokens of the answers that no draft id stands for."""
-    known = set(drafted_ids(knowledge).tolist())
+    inside = drafted(knowledge).tolist()
     return proportion(
-        [sum(token not in known for token in text.answer) for text in knowledge.texts],
+        [sum(not inside[token] for token in text.answer) for text in knowledge.texts],
         [len(text.answer) for text in knowledge.texts],
     )
 
 
-def drafted_ids(knowledge: Knowledge) -> Tensor:
-    """The target's ids that the drafter can propose."""
-    return knowledge.drafter.to_target(torch.arange(knowledge.drafter.spec.draft_vocab_size))
+def drafted(knowledge: Knowledge) -> Tensor:
+    """Which of the target's ids the drafter can propose, bool [V]."""
+    spec = knowledge.drafter.spec
+    inside = torch.zeros(spec.vocab_size, dtype=torch.bool)
+    ids = knowledge.drafter.to_target(torch.arange(spec.draft_vocab_size))
+    inside[ids[(ids >= 0) & (ids < spec.vocab_size)]] = True
+    return inside
 
 
 @torch.no_grad()
@@ -88,15 +92,13 @@ def _told_outside(knowledge: Knowledge, captured: Captured) -> Tensor:
     """Drafts [rows, length, k] of a drafter that is told the tokens it has no id for."""
     slots = answer_slots(knowledge, captured).flatten().nonzero().flatten()
     run = Run(as_declared(knowledge), captured, slots)
-    inside = torch.zeros(knowledge.drafter.spec.vocab_size, dtype=torch.bool)
-    ids = drafted_ids(knowledge)
-    inside[ids[(ids >= 0) & (ids < inside.numel())]] = True
+    inside = drafted(knowledge)
     tokens: list[Tensor] = []
     while len(tokens) < knowledge.k:
         step = len(tokens)
-        drafted = best(run.drafter, run.step(tokens[-1] if tokens else run.text(0)))
+        own = best(run.drafter, run.step(tokens[-1] if tokens else run.text(0)))
         true = shift(captured.batch.ids, 2 + step).flatten()[slots]
-        tokens.append(torch.where(inside[true], drafted, true))
+        tokens.append(torch.where(inside[true], own, true))
     return run.everywhere(torch.stack(tokens, dim=-1))
 
 

@@ -6,6 +6,7 @@ checkpoint says. Every experiment is held against these.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -193,7 +194,14 @@ def loaded_target(subject: Subject, longest: int, engine: Engine | None = None) 
     refused = reference_refusal(target, growth=FLOAT32_GROWTH)
     if refused is not None:
         raise UsageError(f"the reference engine cannot compute the target: {refused}")
-    return load_engine(target, dtype="float32", max_len=wanted, slots=SLOTS)
+    return load_engine(target, dtype="float32", max_len=wanted, slots=SLOTS, threads=_threads())
+
+
+def _threads() -> int:
+    """All cores but one, which is the served engine's: threads that wait for a core wait long."""
+    import torch
+
+    return max(1, min(torch.get_num_threads(), (os.cpu_count() or 2) - 1))
 
 
 def declared(subject: Subject, engine: Engine) -> tuple[Eagle3Drafter, bool]:

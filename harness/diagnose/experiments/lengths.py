@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from harness.analyse.ratio import ratio, share
+import msgspec
+
 from harness.analyse.statistics import wilson
+from harness.diagnose.experiments.figures import length, proportion
 from harness.diagnose.records import Length, Proportion
-from harness.measure.metrics import pool
+from harness.measure.metrics import acceptance_length, pool
 from harness.records import DraftCounts
 
 Z = 1.96
@@ -21,41 +23,35 @@ def length_of(
 
     `counts`: what is told as the pooled counts, where it isn't the requests' own sum.
     """
-    import numpy as np
-
     each = [whole for parts in by_prompt.values() if (whole := pool(list(parts))) is not None]
-    drafts = np.array([c.drafts for c in each], dtype=float)
-    accepted = np.array([c.accepted for c in each], dtype=float)
-    pooled = counts or pool(each) or DraftCounts(drafts=0, accepted=0)
-    found = ratio(accepted, drafts, offset=1, most=k + 1)
-    value = found.value if counts is None else _length(pooled)
-    return Length(counts=pooled, prompts=len(each), length=value, low=found.low, high=found.high)
+    found = length(each, k)
+    if counts is None:
+        return found
+    return msgspec.structs.replace(found, counts=counts, length=acceptance_length(counts))
 
 
-def _length(counts: DraftCounts) -> float | None:
-    return 1 + counts.accepted / counts.drafts if counts.drafts else None
+def counts_of_steps(steps: Sequence[int], k: int) -> DraftCounts:
+    """Of verify steps that accepted so many of k drafts each."""
+    reached = tuple(sum(n > i for n in steps) for i in range(k))
+    return DraftCounts(
+        drafts=len(steps), drafted=k * len(steps), accepted=sum(steps), per_position=reached
+    )
 
 
 def share_of(trials: Iterable[tuple[str, bool]]) -> Proportion | None:
     """Trials by prompt, each right or wrong -> their share; None of none."""
-    import numpy as np
-
     hits: dict[str, int] = defaultdict(int)
     of: dict[str, int] = defaultdict(int)
     for prompt, right in trials:
         hits[prompt] += right
         of[prompt] += 1
-    total = sum(of.values())
-    if not total:
+    if not of:
         return None
-    names = list(of)
-    found = share(
-        np.array([hits[n] for n in names], dtype=float), np.array([of[n] for n in names], float)
-    )
-    low, high = found.low, found.high
-    if low is None or high is None:
-        low, high = wilson(sum(hits.values()), total, Z)
-    return Proportion(hits=sum(hits.values()), of=total, low=low, high=high)
+    found = proportion([hits[name] for name in of], list(of.values()))
+    if found.low is None or found.high is None:
+        low, high = wilson(found.hits, found.of, Z)
+        return msgspec.structs.replace(found, low=low, high=high)
+    return found
 
 
 def parts_of(trials: Sequence[tuple[float, str, bool]], parts: int) -> tuple[Proportion, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.diagnose.experiments.asking import Answered, Asked
-from harness.diagnose.experiments.lengths import length_of, parts_of, share_of
+from harness.diagnose.experiments.lengths import counts_of_steps, length_of, parts_of, share_of
 from harness.diagnose.records import Length, Observed, Proportion
 from harness.measure.metrics import pool
 from harness.records import DraftCounts
@@ -81,10 +81,7 @@ def _counted(answer: Answered, steps: tuple[int, ...] | None, k: int) -> DraftCo
         return answer.counts
     if steps is None:
         return DraftCounts(drafts=0, accepted=0, drafted=0) if len(answer.token_ids) == 1 else None
-    reached = tuple(sum(n > i for n in steps) for i in range(k))
-    return DraftCounts(
-        drafts=len(steps), drafted=k * len(steps), accepted=sum(steps), per_position=reached
-    )
+    return counts_of_steps(steps, k)
 
 
 def _length(answers: Sequence[Answered], told: Steps, k: int, counts: DraftCounts | None) -> Length:
@@ -166,12 +163,7 @@ def _differ(one: DraftCounts, other: DraftCounts) -> bool:
 
 def _traced(answers: Sequence[Answered], traces: Traces, k: int) -> DraftCounts | None:
     steps = [n for a in answers for n in accepted_steps(traces.get(a.request, ()))]
-    if not steps:
-        return None
-    reached = tuple(sum(n > i for n in steps) for i in range(k))
-    return DraftCounts(
-        drafts=len(steps), drafted=k * len(steps), accepted=sum(steps), per_position=reached
-    )
+    return counts_of_steps(steps, k) if steps else None
 
 
 def _by_text(engine: DraftCounts, answers: Sequence[Answered], k: int) -> DraftCounts | None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from engines.reference.model import rms_norm
 from training.unroll import shift
 
 if TYPE_CHECKING:
+    from engines.reference.model import Model
     from harness.diagnose.experiments.known import Knowledge
 
 States = Callable[[Tensor], Tensor]
@@ -26,29 +27,20 @@ def _per_layer(change: Callable[[Tensor, int], Tensor], layers: tuple[int, ...])
     return states
 
 
-def _final_normed(knowledge: Knowledge) -> States | None:
-    model, depth = knowledge.engine.model, knowledge.layers
+def _normed(weight: Callable[[Model, int], Tensor]) -> Callable[[Knowledge], States | None]:
+    """Under the norm of that weight; the state behind the last layer is normed already."""
 
-    def change(x: Tensor, layer: int) -> Tensor:
-        return x if layer == depth else rms(x, model.norm, model.config.norm_eps)
+    def of(knowledge: Knowledge) -> States | None:
+        model, depth = knowledge.engine.model, knowledge.layers
 
-    return _per_layer(change, knowledge.aux_layers)
+        def change(x: Tensor, layer: int) -> Tensor:
+            if layer == depth:
+                return x
+            return rms_norm(x, weight(model, layer), model.config.norm_eps)
 
+        return _per_layer(change, knowledge.aux_layers)
 
-def _layer_normed(knowledge: Knowledge) -> States | None:
-    model, depth = knowledge.engine.model, knowledge.layers
-
-    def change(x: Tensor, layer: int) -> Tensor:
-        if layer == depth:
-            return x
-        return rms(x, model.layers[layer].attention_norm, model.config.norm_eps)
-
-    return _per_layer(change, knowledge.aux_layers)
-
-
-def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last dimension."""
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
+    return of
 
 
 def _scaled(factor: Callable[[Knowledge], float | None]) -> Callable[[Knowledge], States | None]:
@@ -76,8 +68,10 @@ def _moved(by: int) -> Callable[[Knowledge], States | None]:
 
 
 STATES: dict[str, Callable[[Knowledge], States | None]] = {
-    "states under the final norm": _final_normed,
-    "states under their layers' norms": _layer_normed,
+    "states under the final norm": _normed(lambda model, _: model.norm),
+    "states under their layers' norms": _normed(
+        lambda model, layer: model.layers[layer].attention_norm
+    ),
     "states doubled": _scaled(lambda _: 2.0),
     "states halved": _scaled(lambda _: 0.5),
     "states scaled as routed": _scaled(_routed),

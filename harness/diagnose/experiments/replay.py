@@ -14,6 +14,7 @@ from harness.diagnose.experiments.expected import as_declared
 from harness.diagnose.experiments.figures import by_group, length
 from harness.diagnose.experiments.known import Knowledge
 from harness.diagnose.experiments.running import agreement, chain
+from harness.diagnose.experiments.target import dtype_of
 from harness.diagnose.experiments.traced import Replayed, Traced, as_batch, put_together
 from harness.diagnose.readings import AS_DECLARED, READINGS, Reading
 from harness.diagnose.records import Length, Proportion, ReadingFit, Replay
@@ -40,7 +41,7 @@ def replay(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]]) -> Re
     if not requests:
         raise UsageError("the trace holds no call of the drafter whose text is whole")
     replayed = as_batch(requests, knowledge.k)
-    tie = TIES[dtype_of(knowledge)]
+    tie = TIES[dtype_of(knowledge.subject)]
     agreed = _agreements(knowledge, replayed, tie)
     fits = [_fit(name, found, agreed[AS_DECLARED], replayed) for name, found in agreed.items()]
     # as declared comes first among equals: it is the first of the dict, and the sort is stable
@@ -64,15 +65,6 @@ def replay(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]]) -> Re
         by_position=tuple(p for p in by_position if p is not None),
         verified=_verified(knowledge, requests, tie),
     )
-
-
-def dtype_of(knowledge: Knowledge) -> str:
-    """The type that the engine computes in, by the subject or else by the target's config."""
-    name = knowledge.subject.dtype
-    if name == "auto":
-        name = knowledge.engine.model.config.dtype
-    name = {"half": "float16", "float": "float32"}.get(name, name).removeprefix("torch.")
-    return name if name in TIES else "bfloat16"
 
 
 def _agreements(knowledge: Knowledge, replayed: Replayed, tie: float) -> dict[str, Tensor]:

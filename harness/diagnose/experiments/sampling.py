@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from harness.analyse.ratio import ratio
 from harness.diagnose.experiments.asking import Answered, Asked
 from harness.diagnose.experiments.known import Knowledge, batch_of
-from harness.diagnose.experiments.lengths import length_of, share_of
+from harness.diagnose.experiments.lengths import counts_of_steps, length_of, share_of
 from harness.diagnose.experiments.observed import accepted_steps
 from harness.diagnose.records import Length, Proportion, Sampling
 from harness.findings import Estimate
@@ -25,6 +25,7 @@ from harness.records import DraftCounts
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from drafters.eagle3 import Eagle3Drafter
     from engines.trace.base import TraceStep
 
 MOSTLY = 0.95
@@ -123,14 +124,7 @@ def _observed(rows: Sequence[Row], k: int) -> Length:
     by_question: dict[str, list[DraftCounts]] = defaultdict(list)
     for row in rows:
         accepted = [start.accepted for start in row.starts]
-        by_question[row.question].append(
-            DraftCounts(
-                drafts=len(accepted),
-                drafted=k * len(accepted),
-                accepted=sum(accepted),
-                per_position=tuple(sum(n > i for n in accepted) for i in range(k)),
-            )
-        )
+        by_question[row.question].append(counts_of_steps(accepted, k))
     return length_of(by_question, k=k)
 
 
@@ -167,7 +161,7 @@ def _implied(
         drawn += weight * torch.minimum(p[:, vocabulary], q).sum(-1) * inside
         likeliest += same * p.gather(1, best[:, None])[:, 0] * inside
         p_text = p.gather(1, text[:, None])[:, 0]
-        weight = weight * (_of(q, vocabulary, text) / p_text.clamp_min(1e-12)).clamp_max(1.0)
+        weight = weight * (chances_of(q, drafter, text) / p_text.clamp_min(1e-12)).clamp_max(1.0)
         same = same * (best == text)
     return drawn, likeliest, firsts
 
@@ -191,13 +185,13 @@ def _unrolled(knowledge: Knowledge, rows: Sequence[Row], k: int) -> Iterator[Ten
             yield knowledge.drafter.logits(run.step(run.text(depth)))
 
 
-def _of(q: Tensor, vocabulary: Tensor, tokens: Tensor) -> Tensor:
+def chances_of(q: Tensor, drafter: Eagle3Drafter, tokens: Tensor) -> Tensor:
     """q's probability of tokens of the target's vocabulary, 0 where the drafter lacks them."""
-    import torch
+    from harness.diagnose.experiments.running import draft_ids
 
-    at = torch.searchsorted(vocabulary, tokens).clamp_max(len(vocabulary) - 1)
-    found = q.gather(1, at[:, None])[:, 0]
-    return torch.where(vocabulary[at] == tokens, found, torch.zeros_like(found))
+    at = draft_ids(drafter, tokens)
+    found = q.gather(1, at.clamp_min(0)[:, None])[:, 0]
+    return found.masked_fill(at < 0, 0.0)
 
 
 def _argmax(rows: Sequence[Row], firsts: Tensor) -> Proportion | None:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engines.reference.model import rms_norm
 from engines.trace.base import TraceStep
 from harness.diagnose.experiments.figures import by_group
 from harness.diagnose.experiments.known import Knowledge
-from harness.diagnose.experiments.otherwise import rms
-from harness.diagnose.experiments.replay import dtype_of
 from harness.diagnose.experiments.rows import Rows, rows_of
 from harness.diagnose.experiments.shares import shared_out
+from harness.diagnose.experiments.target import dtype_of
 from harness.diagnose.experiments.traced import put_together
 from harness.diagnose.records import Fit, Proportion, SlotFit, States, Where
 from harness.errors import UsageError
@@ -79,7 +79,7 @@ def compare_states(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]
     if not requests:
         raise UsageError("the trace holds no call of the drafter whose text is whole")
     rows = rows_of(requests)
-    kind = dtype_of(knowledge)
+    kind = dtype_of(knowledge.subject)
     hidden = knowledge.engine.model.config.hidden_size
     slots: list[SlotFit] = []
     bad = torch.zeros(len(rows.handed), dtype=torch.bool)
@@ -241,10 +241,10 @@ def _candidates(
             name = f"hidden[{index}]" if index else "embedding"
             yield beside.tried(name, states, rows.at)
         if not index == layer == depth:
-            yield beside.tried(f"normed[{index}]", rms(states, norm, eps), rows.at)
+            yield beside.tried(f"normed[{index}]", rms_norm(states, norm, eps), rows.at)
         if index < depth:
             weight = knowledge.engine.model.layers[index].attention_norm
-            yield beside.tried(f"normed[{index}]", rms(states, weight, eps), rows.at)
+            yield beside.tried(f"normed[{index}]", rms_norm(states, weight, eps), rows.at)
             yield beside.tried(f"branch[{index}]", rows.of_layer(index + 1) - states, rows.at)
             yield beside.tried(f"branch[{index}]", _mlp(rows, index), rows.at)
     for index in sorted({layer, *knowledge.aux_layers}):

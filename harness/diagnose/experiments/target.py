@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from engines.checkpoint import read_config
 from harness.analyse.integrity import near_tie_bound
@@ -22,6 +22,14 @@ TOKENS = 32
 FLOORS = {"float32": 0.005, "float16": 0.02}
 FLOOR_ELSE = 0.1
 """Median gaps in nats that two right computations in this type may have, kernels being others."""
+DType = Literal["float32", "float16", "bfloat16"]
+_NAMES: dict[str, DType] = {
+    "float32": "float32",
+    "float": "float32",
+    "float16": "float16",
+    "half": "float16",
+}
+_OF_FLOAT32 = {"vllm": "bfloat16", "sglang": "float16"}
 
 
 def parity(knowledge: Knowledge, reader: LogprobReader) -> TargetParity:
@@ -91,18 +99,21 @@ def scores(knowledge: Knowledge, tokens: Sequence[int]) -> Tensor:
     return knowledge.engine.model.logits(states.normed[:-1]).float().log_softmax(-1)
 
 
-def dtype_of(subject: Subject) -> str:
+def dtype_of(subject: Subject) -> DType:
     """The type that the target is served in, as far as it is known beforehand.
 
-    vLLM's `auto` makes bfloat16 of float32.
+    `auto` is the checkpoint's own, but of float32 vLLM makes bfloat16 and SGLang float16.
     """
     from drafters.formats import text_config
 
-    if subject.dtype != "auto":
-        return subject.dtype
-    text = text_config(read_config(Path(subject.target), "target"))
-    own = str(text.get("dtype") or text.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-    return "bfloat16" if subject.engine == "vllm" and own == "float32" else own
+    name = subject.dtype
+    if name == "auto":
+        text = text_config(read_config(Path(subject.target), "target"))
+        own = text.get("dtype") or text.get("torch_dtype") or "bfloat16"
+        name = str(own).removeprefix("torch.")
+        if name == "float32":
+            name = _OF_FLOAT32.get(subject.engine, name)
+    return _NAMES.get(name, "bfloat16")
 
 
 def _column(tokens: Sequence[int]) -> Tensor:

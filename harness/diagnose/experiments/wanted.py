@@ -16,6 +16,7 @@ from harness.diagnose.experiments.expected import (
     acceptance,
     answer_slots,
     as_declared,
+    drafted,
     expect,
 )
 from harness.diagnose.experiments.figures import paired_gain, proportion
@@ -97,10 +98,7 @@ def _likely(knowledge: Knowledge, readings: Iterator[Reading]) -> Iterator[Readi
     def loss(reading: Reading | None) -> float:
         altered = Altered(reading=reading or READINGS[AS_DECLARED], drafter=few.drafter)
         captured = few.captured(None if reading is None else reading.layers)
-        run = Run(altered, captured, answer_slots(few, captured).flatten().nonzero().flatten())
-        true = shift(captured.batch.ids, 2).flatten()[run.slots]
-        with torch.no_grad():
-            logs = log_chance(few.drafter, run.step(run.text(0)), true)
+        _, _, logs = _first_step(altered, captured, answer_slots(few, captured))
         return -logs[logs.isfinite()].mean().item()
 
     most = loss(None) + WORSE
@@ -173,10 +171,7 @@ def _drafts(
 
     A token that no draft id stands for has no q, and is left out.
     """
-    run = Run(altered, captured, slots.flatten().nonzero().flatten())
-    normed = run.step(run.text(0))
-    true = shift(captured.batch.ids, 2).flatten()[run.slots]
-    logs = log_chance(altered.drafter, normed, true)
+    run, normed, logs = _first_step(altered, captured, slots)
     row = run.slots // captured.batch.ids.shape[1]
     known = logs.isfinite()
     count = len(captured.batch.ids)
@@ -187,6 +182,15 @@ def _drafts(
         tokens.append(best(altered.drafter, run.step(run.fed(tokens[-1], len(tokens)))))
     losses = list(zip(total.tolist(), of.tolist(), strict=True))
     return run.everywhere(torch.stack(tokens, dim=-1)), losses
+
+
+@torch.no_grad()
+def _first_step(altered: Altered, captured: Captured, slots: Tensor) -> tuple[Run, Tensor, Tensor]:
+    """The run after its first step, that step's states [M, H], and log q of the true tokens [M]."""
+    run = Run(altered, captured, slots.flatten().nonzero().flatten())
+    normed = run.step(run.text(0))
+    true = shift(captured.batch.ids, 2).flatten()[run.slots]
+    return run, normed, log_chance(altered.drafter, normed, true)
 
 
 def _right(drafts: Tensor, captured: Captured) -> Tensor:
@@ -242,7 +246,7 @@ def _unnormed_head(
 
     Slot t drafts token t + 2, which the target draws from its state at t + 1.
     """
-    known = _draft_mask(knowledge)
+    known = drafted(knowledge)
     hits, of = [], []
     for row, text in enumerate(knowledge.texts):
         logits = knowledge.engine.model.logits(text.states.inputs[-1])
@@ -253,15 +257,6 @@ def _unnormed_head(
         hits.append(int(((drafts[row, at, 0] == wrong) & differs).sum()))
         of.append(int(differs.sum()))
     return proportion(hits, of)
-
-
-def _draft_mask(knowledge: Knowledge) -> Tensor:
-    from harness.diagnose.experiments.expected import drafted_ids
-
-    ids = drafted_ids(knowledge)
-    known = torch.zeros(knowledge.drafter.spec.vocab_size, dtype=torch.bool)
-    known[ids[(ids >= 0) & (ids < known.numel())]] = True
-    return known
 
 
 def _trained(knowledge: Knowledge) -> Length | None:

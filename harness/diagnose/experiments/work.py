@@ -42,6 +42,7 @@ from harness.diagnose.records import (
     Toggle,
     Wanted,
 )
+from harness.diagnose.rules.hints import AT_ONCE
 from harness.errors import HarnessError, one_line
 
 if TYPE_CHECKING:
@@ -322,7 +323,7 @@ class Work:
             pair = (rounds["alone"], rounds["batched"])
             names = ("1", str(rounds["batched"].way.concurrency))
             cause = "states_other_request"
-            found.append(compared("requests at once", names, pair, k=k, cause=cause))
+            found.append(compared(AT_ONCE, names, pair, k=k, cause=cause))
         if self.options.other_form:
             other = "raw" if self.options.form == "templated" else "templated"
             asked = self.round(self._way("other form"), self._other_form())
@@ -368,7 +369,7 @@ class Work:
 
     def _server_for_controls(self) -> Server | None:
         """The server; none where it was ended for a toggle: another start is more than it tells."""
-        if self._server is None and any(t.what != "requests at once" for t in self.dossier.toggles):
+        if self._server is None and any(t.what != AT_ONCE for t in self.dossier.toggles):
             return None
         try:
             return self.server()

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from harness.diagnose.records import Diagnosis, Dossier
-from harness.diagnose.view import EXPERIMENTS_TABLE, WATERFALL, CauseRow, View, view_of
+from harness.diagnose.view import (
+    EXPERIMENTS_TABLE,
+    FINDINGS_TABLE,
+    WATERFALL,
+    CauseRow,
+    View,
+    view_of,
+)
 from harness.report.markdown import escape
 
 MOST_CAUSES = 8
@@ -24,8 +31,7 @@ def to_markdown(dossier: Dossier, diagnosis: Diagnosis) -> str:
     lines += _causes(view)
     lines += ["", "## Experiments", "", *_table(EXPERIMENTS_TABLE, view.experiments)]
     if view.findings:
-        heads = ("severity", "finding", "remedy", "cause")
-        lines += ["", "## What was read", "", *_table(heads, view.findings)]
+        lines += ["", "## What was read", "", *_table(FINDINGS_TABLE, view.findings)]
     return "\n".join(lines).strip() + "\n"
 
 

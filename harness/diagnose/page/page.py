@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from harness.diagnose.page.figures import figures
 from harness.diagnose.records import Diagnosis, Dossier
-from harness.diagnose.view import CAUSES_TABLE, EXPERIMENTS_TABLE, WATERFALL, View, view_of
+from harness.diagnose.view import (
+    CAUSES_TABLE,
+    EXPERIMENTS_TABLE,
+    FINDINGS_TABLE,
+    WATERFALL,
+    View,
+    view_of,
+)
 from harness.report.templating import page_templates
-
-FINDINGS_TABLE = ("severity", "finding", "remedy", "cause")
 
 
 def render_page(dossier: Dossier, diagnosis: Diagnosis) -> str:

@@ -23,7 +23,6 @@ from harness.diagnose.rules.measures import (
 from harness.records import DraftCounts
 
 GREEDY = 1e-5
-LOOKS = 12
 BY_DRAFTS = 0.95
 """Drafts of which so many are the drafter's likeliest token are no sample of it."""
 
@@ -113,12 +112,12 @@ def observed_of(dossier: Dossier) -> Length | None:
 
 def gap(dossier: Dossier) -> Gap:
     """Whether surely fewer drafts are accepted than the drafter's accuracy predicts."""
-    wanted_, seen = at_one_k(expectation(dossier), _by_trace(dossier) or observed_of(dossier))
+    wanted_, seen = at_one_k(expectation(dossier), by_trace(dossier) or observed_of(dossier))
     share = lost(seen, wanted_)
     there: bool | None = None
     if share is not None and wanted_ is not None and seen is not None:
         same = same_text(dossier) and shorter_on_same(seen, wanted_)
-        if same or shorter(seen, wanted_, looks=LOOKS):
+        if same or shorter(seen, wanted_):
             there = True
         elif _precise(wanted_, seen):
             there = False
@@ -163,7 +162,7 @@ def _precise(expected: Length, seen: Length) -> bool:
     accepted = (length(expected) or 1.0) - 1
     if one is None or other is None:
         return False
-    return critical(LOOKS) * (one * one + other * other) ** 0.5 < max(0.5 * accepted, 0.1)
+    return critical() * (one * one + other * other) ** 0.5 < max(0.5 * accepted, 0.1)
 
 
 def levels(dossier: Dossier) -> list[Level]:
@@ -178,7 +177,7 @@ def levels(dossier: Dossier) -> list[Level]:
             ("expected", expected.acceptance if expected else None),
             ("states", replay.on_engine_states if replay else None),
             ("execution", replay.proposals if replay else None),
-            ("verification", _by_trace(dossier)),
+            ("verification", by_trace(dossier)),
         ]
     else:
         found = [("expected", expectation(dossier))]
@@ -190,7 +189,7 @@ def levels(dossier: Dossier) -> list[Level]:
     ]
 
 
-def _by_trace(dossier: Dossier) -> Length | None:
+def by_trace(dossier: Dossier) -> Length | None:
     """The trace's own count, where the engine's counters say something else."""
     observed = dossier.observed
     if observed is None or observed.counted_otherwise is None:

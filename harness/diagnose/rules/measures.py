@@ -21,6 +21,8 @@ SAME_TEXT = 1.2
 """How much wider the chance of steps is taken where prompts cancel."""
 CLUSTERED = 1.5
 """How much wider an interval by prompt usually is than one that takes steps as independent."""
+LONGEST = 1e6
+"""Tokens a step."""
 LOOKS = 12
 """So many comparisons are made of a whole dossier, beside those within one experiment."""
 
@@ -116,13 +118,16 @@ def pooled(parts: Iterable[Proportion | None]) -> Proportion:
 
 
 def length(found: Length | None) -> float | None:
-    """The acceptance length: as told, else from the counts. At least 1: a step brings one."""
+    """The acceptance length: as told, else from the counts. At least 1: a step brings one.
+
+    None for one beyond `LONGEST`, which no step brings: nothing could be drawn to its scale.
+    """
     if found is None:
         return None
     told = finite(found.length)
     if told is None and found.counts.drafts > 0:
         told = 1 + found.counts.accepted / found.counts.drafts
-    return None if told is None else max(1.0, told)
+    return None if told is None or told > LONGEST else max(1.0, told)
 
 
 def length_error(found: Length) -> float | None:

@@ -16,6 +16,7 @@ from harness.diagnose.rules.measures import (
     counted,
     finite,
     known,
+    length,
     number,
     percent,
     pooled,
@@ -66,7 +67,7 @@ def is_bad(slot: SlotFit, floor: float) -> bool:
         cosine, scale = finite(slot.as_declared.cosine), finite(slot.as_declared.scale)
         return cosine is None or cosine < floor or scale is None or abs(scale - 1) > SCALE
     hits = round(min(1.0, max(0.0, share)) * slot.rows)
-    return surely_above(Proportion(hits=hits, of=max(slot.rows, 20)), BAD_ROWS, looks=12)
+    return surely_above(Proportion(hits=hits, of=max(slot.rows, 20)), BAD_ROWS)
 
 
 def bad_slots(states: States) -> list[Slot]:
@@ -100,6 +101,8 @@ def _explained(slot: SlotFit, floor: float) -> Slot:
         kind = "moved"
     elif best.kind in ("normed", "branch", "partial"):
         kind = best.kind
+    elif declared.kind == "normed" and best.layer == declared.layer:
+        kind = "normed"  # the reverse: the last layer's output without the last norm
     else:
         kind = "layer" if best.kind in ("hidden", "embedding") else "unexplained"
     return Slot(fit=slot, kind=kind, sure=sure)
@@ -120,7 +123,7 @@ def _bad_places(states: States) -> dict[str, Proportion]:
     return {
         name: found
         for name, found in sorted(states.bad_by_step.items())
-        if surely_above(found, BAD_ROWS, looks=12)
+        if surely_above(found, BAD_ROWS)
     }
 
 
@@ -155,10 +158,25 @@ def _by_kind(dossier: Dossier, bad: list[Slot]) -> list[Point]:
         plain = slots[0].fit.best.candidate.startswith("partial")
         if kind == "noisy" or (kind == "partial" and not plain) or reused:
             weight = min(weight, GOOD)  # such rows follow from much else as well
+        if kind == "normed" and _costs_nothing(dossier) and _all_unnormed(slots):
+            weight = min(weight, GOOD)  # that is how engines hand over the last layer's output
         says = _says(kind, slots[0])
         found.append(point(cause, weight, says, NAME))
         found += _kin(kind, slots, says, dossier)
     return found
+
+
+def _all_unnormed(slots: Sequence[Slot]) -> bool:
+    """Whether these slots are of the last layer, and its output came without the last norm."""
+    return all(candidate_of(s.fit.best.candidate).kind == "hidden" for s in slots)
+
+
+def _costs_nothing(dossier: Dossier) -> bool:
+    """Whether no fewer drafts are accepted than the checkpoint's states would bring."""
+    if dossier.expected is None or dossier.observed is None:
+        return False
+    wanted, seen = length(dossier.expected.acceptance), length(dossier.observed.acceptance)
+    return wanted is not None and seen is not None and seen >= wanted
 
 
 def _kin(kind: Kind, slots: list[Slot], says: str, dossier: Dossier) -> list[Point]:
@@ -276,7 +294,7 @@ def _only_reused(states: States | None) -> bool:
     if states is None:
         return False
     reused = states.bad_by_step.get("reused prefix")
-    if not surely_above(reused, BAD_ROWS, looks=12):
+    if not surely_above(reused, BAD_ROWS):
         return False
     fresh = [states.bad_by_step.get(name) for name in ("first decode", "later decode", "prefill")]
     known_fresh = [p for p in fresh if known(p)]

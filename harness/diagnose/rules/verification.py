@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.diagnose.records import Dossier, Length, Point
+from harness.diagnose.records import Dossier, Point
 from harness.diagnose.rules import gap
 from harness.diagnose.rules.measures import (
     counted,
@@ -62,10 +62,8 @@ def _counted(dossier: Dossier) -> list[Point]:
     if observed.counted_otherwise is None:
         says = "the engine's counters say what its trace does"
         return [point("counting", -STRONG, says, "observed")]
-    counts = observed.counted_otherwise
-    traced = Length(counts=counts, prompts=observed.acceptance.prompts, length=None)
-    told, seen = length(observed.acceptance), length(traced)
-    if told is None or seen is None or counts.drafts < 20:
+    told, seen = length(observed.acceptance), length(gap.by_trace(dossier))
+    if told is None or seen is None:
         return []
     says = f"the counters say {number(told)} tokens a step, the trace of the same steps "
     says += number(seen)
@@ -114,7 +112,7 @@ def rejects(dossier: Dossier) -> bool:
         return False
     error = step_error(found.observed)
     if error is None:
-        return shorter(found.observed, implied, least=STRICT, looks=gap.LOOKS)
+        return shorter(found.observed, implied, least=STRICT)
     return could - seen > max(SLACK * critical() * error, STRICT * (could - 1))
 
 

@@ -258,12 +258,6 @@ def change_drafter(engine: Engine, *, what: str) -> None:
         drafter._modules.pop("input_norm", None)
         drafter._modules.pop("fc_norm", None)
         drafter.input_norm = drafter.fc_norm = None
-    elif what == "final_norm_ones":
-        norm = drafter._modules["norm"]
-        drafter._modules["norm"] = type(norm)(norm.weight.numel(), norm.eps).requires_grad_(False)
-    elif what == "absolute_d2t":
-        size = drafter.d2t.numel()
-        drafter._buffers["d2t"] = (drafter.d2t - torch.arange(size)).clamp_min(-torch.arange(size))
     else:  # a flag of the spec, toggled
         import msgspec
 
