@@ -241,6 +241,7 @@ def _diagnosed(
             progress=progress,
             options=options,
             target=engines.engine(subject.target),
+            pages=False,
         )
     except (EngineError, HarnessError, DrafterError) as error:
         dossier = Dossier(subject=subject, skipped={"all": one_line(str(error))})

@@ -107,9 +107,12 @@ def diagnose(
     progress: Progress,
     options: Options | None = None,
     target: Engine | None = None,
+    pages: bool = True,
 ) -> tuple[Dossier, Diagnosis]:
     """What `run` finds, without how it ended."""
-    ended = run(subject, prompts, folder, progress=progress, options=options, target=target)
+    ended = run(
+        subject, prompts, folder, progress=progress, options=options, target=target, pages=pages
+    )
     return ended.dossier, ended.diagnosis
 
 
@@ -121,12 +124,13 @@ def run(
     progress: Progress,
     options: Options | None = None,
     target: Engine | None = None,
+    pages: bool = True,
 ) -> Outcome:
     """Make every experiment that the verdict needs, and draw it; all of it lies in `folder`.
 
     `prompts` are token ids. `target`: the reference engine with the subject's target, where it was
-    loaded before. Raises `UsageError` where the folder is of another subject. An engine that does
-    not start is told in `Dossier.skipped`, never raised.
+    loaded before. `pages`: write the report too. Raises `UsageError` where the folder is of another
+    subject. An engine that does not start is told in `Dossier.skipped`, never raised.
     """
     options = options or Options()
     where = DiagnosisFolder(folder.absolute())
@@ -139,7 +143,8 @@ def run(
                 _experiment(work, name, options, progress)
             dossier, failure = work.dossier, work.failure
         diagnosis = _conclude(dossier)
-        where.finish(dossier, diagnosis, _pages(dossier, diagnosis, progress))
+        told = _pages(dossier, diagnosis, progress) if pages else {}
+        where.finish(dossier, diagnosis, told)
     return Outcome(folder=where.path, dossier=dossier, diagnosis=diagnosis, failure=failure)
 
 
