@@ -17,6 +17,7 @@ from harness.diagnose.readings import AS_DECLARED, READINGS
 from harness.diagnose.records import (
     Audit,
     AuditFinding,
+    Diagnosis,
     Dossier,
     Expected,
     Observed,
@@ -122,6 +123,48 @@ def test_a_stage_is_named_where_no_cause_fits() -> None:
     strange = conclude(made.handed(made.bad("hidden[{1}]", cosine=0.5, own=0.45)))
     assert strange.cause == "unknown"
     assert strange.stage is not None and "the drafter's door" in strange.stage
+
+
+def now_and_then(explained: float) -> Dossier:
+    """Three calls of ten are read otherwise; of these one reading gives a share."""
+    found = made.lose(made.healthy(), "execution", 0.7)
+    assert found.replay
+    others = [
+        made.times(made.agreement(n, 0.2), explains=made.some(0.05, 200))
+        for n in made.EXECUTION_READINGS
+        if n != "tokens not shifted"
+    ]
+    fits = (
+        made.times(made.agreement(AS_DECLARED, 0.7), explains=made.some(0.0, 200)),
+        made.times(made.agreement("tokens not shifted", 0.4), explains=made.some(explained, 200)),
+        *others,
+    )
+    return made.times(found, replay=made.times(found.replay, readings=fits))
+
+
+def test_a_fault_of_some_calls_is_named_by_the_calls_it_explains() -> None:
+    found = conclude(now_and_then(0.97))
+    assert found.cause == "token_shift"
+    assert any("of the calls that are not as declared it gives" in s for s in evidence(found))
+    assert conclude(now_and_then(0.4)).cause != "token_shift"
+
+
+def evidence(found: Diagnosis) -> tuple[str, ...]:
+    return found.ranked[0].evidence_for
+
+
+@pytest.mark.parametrize(("less", "low", "named"), [(0.3, 0.2, True), (0.3, -0.01, False)])
+def test_the_loss_may_say_that_a_gain_is_no_chance(less: float, low: float, named: bool) -> None:
+    found = made.trained_for("target's rope", factor=0.85)
+    assert found.wanted
+    fits = [
+        made.times(fit, gain_low=-0.02, loss_less=less, loss_less_low=low)
+        if fit.reading == "target's rope"
+        else fit
+        for fit in found.wanted.readings
+    ]
+    told = conclude(made.times(found, wanted=made.times(found.wanted, readings=tuple(fits))))
+    assert (told.cause == "rope") is named
 
 
 def test_hints_alone_name_nothing() -> None:

@@ -43,13 +43,27 @@ def base(dossier: Dossier) -> Length | None:
 
 
 def _gains(fit: ReadingFit, own: Length | None, looks: int) -> bool:
-    """Whether a reading is accepted more than the declared one, by enough and not by chance."""
+    """Whether a reading is accepted more than the declared one, by enough and not by chance.
+
+    That it is no chance the loss may say too: it counts every token's probability, where an
+    acceptance counts only the ones that change places.
+    """
     whole = length(fit.acceptance)
     gain, low = finite(fit.gain), finite(fit.gain_low)
     if gain is None or low is None:
         return shorter(own, fit.acceptance, least=LEAST, looks=looks)
     accepted = max((whole if whole is not None else 1 + gain) - 1, 1e-9)
-    return gain - (gain - low) * critical(looks) / USUAL > 0 and gain >= LEAST * accepted
+    if gain < LEAST * accepted:
+        return False
+    return _surely(gain, low, looks) or _surely(fit.loss_less, fit.loss_less_low, looks)
+
+
+def _surely(value: float | None, low: float | None, looks: int) -> bool:
+    """Whether a difference with this lower end of its 95% interval is above 0, of `looks` taken."""
+    value, low = finite(value), finite(low)
+    if value is None or low is None:
+        return False
+    return value - (value - low) * critical(looks) / USUAL > 0
 
 
 def better(dossier: Dossier) -> list[ReadingFit]:
