@@ -82,6 +82,8 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
     confusion: dict[str, dict[str, int]]
     """By the true cause: what was called, by how often. Cases of one fault at a time."""
+    seeds: tuple[int, ...] = ()
+    """Of the cases of faults that are done."""
     schema: str = "1.0"
 
     @property
@@ -112,6 +114,7 @@ def matrix_of(engine: str, results: Sequence[CaseResult], *, planned: int) -> Ma
         unknown=sum(r.called == UNKNOWN for r in faults),
         rows=tuple(_rows(results)),
         confusion={cause: dict(called.most_common()) for cause, called in confusion.items()},
+        seeds=tuple(sorted({r.seed for r in faults})),
     )
 
 
@@ -150,7 +153,8 @@ def to_markdown(matrix: Matrix) -> str:
         + " --write`; a case is one fault at one severity with the prompts of one seed. Faults "
         "marked with * stand for what needs GPUs or several ranks, by a hook.",
         "",
-        f"- cases: {matrix.done} of {matrix.planned} done, {matrix.faults} distinct faults",
+        f"- cases: {matrix.done} of {matrix.planned} done, {matrix.faults} distinct faults"
+        + (f", prompts of seed {', '.join(map(str, matrix.seeds))}" if matrix.seeds else ""),
         f"- the true cause is called: {matrix.first}; among the first three: {matrix.among_three}",
         f"- no cause named although there is one: {matrix.unknown}",
         f"- healthy variants without a fault called: {matrix.healthy}",
