@@ -24,7 +24,7 @@ from harness.diagnose.records import (
     Proportion,
     Subject,
 )
-from harness.diagnose.rules import naming
+from harness.diagnose.rules import naming, wanted
 from harness.diagnose.rules.located import located
 from harness.diagnose.rules.points import points
 from harness.diagnose.verdict import conclude, decided, same_class
@@ -158,13 +158,53 @@ def test_the_loss_may_say_that_a_gain_is_no_chance(less: float, low: float, name
     found = made.trained_for("target's rope", factor=0.85)
     assert found.wanted
     fits = [
-        made.times(fit, gain_low=-0.02, loss_less=less, loss_less_low=low)
+        made.times(fit, gain_low=-0.01 * fit.gain, loss_less=less, loss_less_low=low)
         if fit.reading == "target's rope"
         else fit
         for fit in found.wanted.readings
     ]
     told = conclude(made.times(found, wanted=made.times(found.wanted, readings=tuple(fits))))
     assert (told.cause == "rope") is named
+
+
+def test_of_a_drafter_that_is_mostly_wrong_the_loss_says_nothing() -> None:
+    found = made.badly_trained()
+    assert found.wanted
+    less_sure = made.times(
+        made.reading("states halved", (0.22, 0.06, 0.01), (0.2, 0.05, 0.01)),
+        gain_low=-0.001,
+        loss_less=0.3,
+        loss_less_low=0.25,
+    )
+    own = next(r for r in found.wanted.readings if r.reading == AS_DECLARED)
+    fits = (less_sure, own, *(r for r in found.wanted.readings if r is not own))
+    told = made.times(found, wanted=made.times(found.wanted, readings=fits))
+    assert not wanted.better(told)
+    assert conclude(told).cause == conclude(found).cause
+
+
+def test_lost_tensors_explain_drafts_that_fall_as_of_one_training_step() -> None:
+    found = made.badly_trained((0.68, 0.2, 0.04))
+    assert conclude(found).cause == "trained_one_step"
+    assert conclude(made.audited(found, "tensors_damaged", "error")).cause == "tensors_damaged"
+    assert conclude(made.audited(found, "tensors_damaged", "note")).cause == "trained_one_step"
+
+
+def test_what_the_files_point_to_is_one_question_and_not_one_of_seventy() -> None:
+    found = made.trained_for("target's rope", factor=0.85)
+    assert found.wanted
+
+    def with_low(fit: Any) -> Any:  # 2.7 standard errors: by chance in one of some hundred looks
+        gain = fit.gain or 0.0
+        return made.times(fit, gain_low=gain * (1 - 1.96 / 2.7), gain_high=gain * 1.73)
+
+    other = made.reading("other layers (1, 3, 5)", made.scaled(0.6), made.scaled(0.85))
+    fits = [with_low(f) if f.reading == "target's rope" else f for f in found.wanted.readings]
+    many = tuple(fits) + (other,) * 50
+    blind = made.times(found, wanted=made.times(found.wanted, readings=many))
+    assert not wanted.better(blind)
+    assert wanted.better(made.audited(blind, "rope", "warning"))
+    assert not wanted.better(made.audited(blind, "rope", "note"))
 
 
 def test_hints_alone_name_nothing() -> None:
