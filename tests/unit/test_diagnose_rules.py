@@ -190,6 +190,31 @@ def test_lost_tensors_explain_drafts_that_fall_as_of_one_training_step() -> None
     assert conclude(made.audited(found, "tensors_damaged", "note")).cause == "trained_one_step"
 
 
+def test_answers_that_end_at_once_are_the_form_of_the_prompts() -> None:
+    few = paper(3, 0.6, 0.6)
+    few = made.times(
+        few,
+        observed=made.times(few.observed, acceptance=made.length((0.6, 0.4, 0.3), 12)),
+        expected=made.times(few.expected, acceptance=made.length((0.6, 0.4, 0.3), 12)),
+    )
+    assert conclude(few).cause == "unknown"  # twelve steps show nothing, and no health either
+    told = made.toggled(few, "chat template", "template", 0.9, 1.0, "undecided")
+    (toggle,) = told.toggles
+    short = made.times(toggle, length_a=made.length((0.6, 0.4, 0.3), 12))
+    assert conclude(made.times(told, toggles=(short,))).cause == "template"
+    assert conclude(told).cause == "unknown"
+
+
+def test_a_gain_over_a_few_steps_is_none() -> None:
+    found = made.trained_for("target's rope")
+    assert found.wanted
+    few = [
+        made.times(r, acceptance=made.length((0.6, 0.4, 0.3), 14)) for r in found.wanted.readings
+    ]
+    assert wanted.better(found)
+    assert not wanted.better(made.times(found, wanted=made.times(found.wanted, readings=few)))
+
+
 def test_what_the_files_point_to_is_one_question_and_not_one_of_seventy() -> None:
     found = made.trained_for("target's rope", factor=0.85)
     assert found.wanted

@@ -6,6 +6,7 @@ from harness.diagnose.causes import CAUSES
 from harness.diagnose.records import Dossier, Point, Toggle
 from harness.diagnose.rules import gap, training
 from harness.diagnose.rules.measures import (
+    FEWEST,
     finite,
     length,
     lost,
@@ -50,6 +51,11 @@ def _toggles(dossier: Dossier) -> list[Point]:
 
 def _toggle(toggle: Toggle) -> list[Point]:
     """Of a toggle `a` is how it is served: there is a fault if `b` is better."""
+    if _unanswered(toggle):
+        served, other = toggle.length_a.counts.drafts, toggle.length_b.counts.drafts
+        says = f"as {toggle.a} prompts the questions are answered in {served} steps, all of them, "
+        says += f"as {toggle.b} prompts in {other}"
+        return [point("template", STRONG, says, f"toggle {toggle.what}")]
     if toggle.cause not in CAUSES or toggle.verdict == "undecided":
         return []
     says = f"{toggle.what}: {span(toggle.length_a)} tokens a step with {toggle.a}, "
@@ -67,6 +73,15 @@ def _toggle(toggle: Toggle) -> list[Point]:
         both = dict.fromkeys((toggle.cause, "proposals_other_request"))
         return [point(cause, GOOD, says, name) for cause in both]
     return [point(toggle.cause, weight, says, name)]
+
+
+def _unanswered(toggle: Toggle) -> bool:
+    """Whether the target ends its answers at once in the form of prompts that is served.
+
+    Too few steps are left to compare acceptances; that there are so few is the finding.
+    """
+    served, other = toggle.length_a.counts.drafts, toggle.length_b.counts.drafts
+    return toggle.cause == "template" and served < FEWEST and other >= 4 * FEWEST
 
 
 def _prompts(dossier: Dossier) -> list[Point]:

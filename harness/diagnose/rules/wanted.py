@@ -7,6 +7,7 @@ from collections.abc import Callable
 from harness.diagnose.records import Dossier, Length, Point, Proportion, ReadingFit, Wanted
 from harness.diagnose.rules import execution, naming, states
 from harness.diagnose.rules.measures import (
+    FEWEST,
     USUAL,
     counted,
     critical,
@@ -51,6 +52,8 @@ def _gains(fit: ReadingFit, own: Length | None, looks: int) -> bool:
     probability and not only those that change places. Not alone, and not of a drafter that is
     mostly wrong: there whatever makes it less sure of itself lessens the loss.
     """
+    if fit.acceptance is not None and fit.acceptance.counts.drafts < FEWEST:
+        return False
     whole = length(fit.acceptance)
     gain, low = finite(fit.gain), finite(fit.gain_low)
     if gain is None or low is None:
