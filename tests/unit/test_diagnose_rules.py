@@ -205,6 +205,14 @@ def test_answers_that_end_at_once_are_the_form_of_the_prompts() -> None:
     assert conclude(told).cause == "unknown"
 
 
+def test_prompts_of_random_tokens_are_told_before_the_drafter_is_blamed() -> None:
+    found = made.badly_trained()
+    assert found.expected
+    for surprise, cause in ((1.8, "degenerate_text"), (0.4, conclude(found).cause)):
+        expected = made.times(found.expected, prompt_surprise=surprise)
+        assert conclude(made.times(found, expected=expected)).cause == cause
+
+
 def test_a_gain_over_a_few_steps_is_none() -> None:
     found = made.trained_for("target's rope")
     assert found.wanted

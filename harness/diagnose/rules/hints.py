@@ -14,10 +14,12 @@ from harness.diagnose.rules.measures import (
     percent,
     span,
 )
-from harness.diagnose.rules.weights import GOOD, STRONG, WEAK, of_stage, point
+from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, of_stage, point
 
 SEVERE = {"error": GOOD, "warning": WEAK + 0.5, "note": 0.5}
 LOOPS = 0.3
+RANDOM = 1.0
+"""Tokens drawn at random surprise a model no less than this, text a third of it at most."""
 AT_ONCE = "requests at once"
 """The toggle whose `a` is one request at a time, and `b` as many as are served."""
 
@@ -85,8 +87,15 @@ def _unanswered(toggle: Toggle) -> bool:
 
 
 def _prompts(dossier: Dossier) -> list[Point]:
-    """Answers that loop: every drafter's figures on them mislead."""
+    """Prompts that say nothing, answers that loop: every drafter's figures on them mislead."""
     expected = dossier.expected
+    surprise = None if expected is None else finite(expected.prompt_surprise)
+    if surprise is not None and surprise >= RANDOM:
+        says = (
+            f"the prompts' tokens surprise the target {number(surprise)} times as much as if all "
+        )
+        says += "were equally likely: they are no text of its language"
+        return [point("degenerate_text", DECISIVE, says, "expected")]
     share = None if expected is None else finite(expected.degenerate_share)
     if expected is None or share is None:
         return []
