@@ -23,6 +23,8 @@ AGREES = 0.9
 EXPLAINED = 0.5
 """Of the calls that the declared drafter does not explain: a reading that gives more is the rest's
 rule. What is not in the catalogue is met by none of its readings so often."""
+INHERITED = 0.2
+"""The same of a reading that alone gives so many, where all others give what chance does."""
 BATCHES = ("proposals_other_request",)
 CACHES = ("drafter_cache", "kv_not_overwritten")
 LATER = ("recurrence", "drafter_graph")
@@ -58,8 +60,7 @@ def better(replay: Replay) -> list[ReadingFit]:
     own = declared(replay)
     if own is None:
         return []
-    looks = max(12, 2 * len(replay.readings))
-    base = bare(own.agreement)
+    looks, base = _looks(replay), bare(own.agreement)
     fits = [
         r
         for r in replay.readings
@@ -67,9 +68,33 @@ def better(replay: Replay) -> list[ReadingFit]:
         and (
             above(bare(r.agreement), base, looks=looks)
             or surely_above(r.explains, EXPLAINED, looks=looks)
+            or _stands_out(r, replay)
         )
     ]
     return sorted(fits, key=lambda r: (-(rate(held(r)) or 0.0), r.reading))
+
+
+def _looks(replay: Replay) -> int:
+    return max(12, 2 * len(replay.readings))
+
+
+def _stands_out(fit: ReadingFit, replay: Replay) -> bool:
+    """Whether a reading gives many of the calls in question, where no other cause's gives any such.
+
+    Of rows that go wrong now and then the calls behind them inherit some right and some wrong ones:
+    a reading that is wrong throughout gives only the calls whose past is mostly wrong.
+    """
+    cause, looks = naming.cause_of_reading(fit.reading), _looks(replay)
+    others = [
+        r.explains
+        for r in replay.readings
+        if not naming.is_declared(r.reading) and naming.cause_of_reading(r.reading) != cause
+    ]
+    if cause is None or not others or not surely_above(fit.explains, INHERITED, looks=looks):
+        return False
+    next_best = max(others, key=lambda p: rate(p) or 0.0)
+    alone = (rate(fit.explains) or 0.0) > 3 * (rate(next_best) or 0.0)
+    return alone and above(bare(fit.explains), bare(next_best), looks=looks)
 
 
 def held(fit: ReadingFit) -> Proportion | None:
@@ -90,10 +115,10 @@ def execution_points(dossier: Dossier) -> list[Point]:
         says = f"{counted(own.agreement)} proposals are the declared drafter's in float32"
         return [point(cause, -STRONG, says, NAME) for cause in of_stage("execution")]
     fits = better(replay)
-    return [*_named(own, fits), *_tried(replay, own, fits), *_signatures(replay, own, fits)]
+    return [*_named(replay, own, fits), *_tried(replay, own, fits), *_signatures(replay, own, fits)]
 
 
-def _named(own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
+def _named(replay: Replay, own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
     """The causes of the readings that fit: the best one's, and those that fit hardly worse."""
     if not fits:
         return []
@@ -108,7 +133,7 @@ def _named(own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
         if fit in near:
             weight = DECISIVE if len(rivals) == 1 else STRONG
             if not _explains(fit, own):
-                weight = min(weight, GOOD)
+                weight = min(weight, STRONG if _stands_out(fit, replay) else GOOD)
         else:
             weight = WEAK
         if fit is best:
