@@ -64,7 +64,6 @@ EXPERIMENTS: dict[str, tuple[str, Any]] = {
 """In the order that they are made: what each looks at, and its record."""
 NEEDED = ("expected", "observed")
 """Before these nothing is certain: without them nobody knows whether anything is lost."""
-FEWEST_DRAFTS = 30
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,6 +200,8 @@ def _decided(dossier: Dossier) -> bool:
 
 def void_reason(dossier: Dossier) -> str | None:
     """Why nothing can be said; None where something can."""
+    from harness.diagnose.rules.measures import FEWEST_STEPS
+
     counted = [
         found.acceptance.counts.drafts
         for found in (dossier.observed, dossier.expected)
@@ -209,9 +210,9 @@ def void_reason(dossier: Dossier) -> str | None:
     if not counted:
         why = dossier.skipped.get("observed") or dossier.skipped.get("expected") or "not asked for"
         return f"neither what is expected nor what is accepted could be had: {why}"
-    if max(counted) < FEWEST_DRAFTS:
+    if max(counted) < FEWEST_STEPS:
         return (
-            f"only {max(counted)} verify steps were seen, {FEWEST_DRAFTS} are the least; ask more "
+            f"only {max(counted)} verify steps were seen, {FEWEST_STEPS} are the least; ask more "
             "prompts (--prompts), or such as are answered at length"
         )
     return None

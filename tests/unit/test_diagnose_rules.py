@@ -199,6 +199,7 @@ def test_answers_that_end_at_once_are_the_form_of_the_prompts() -> None:
         expected=made.times(few.expected, acceptance=made.length((0.6, 0.4, 0.3), 12)),
     )
     assert conclude(few).cause == "unknown"  # twelve steps show nothing, and no health either
+    assert not decided(few)
     told = made.toggled(few, "chat template", "template", 0.9, 1.0, "undecided")
     (toggle,) = told.toggles
     short = made.times(toggle, length_a=made.length((0.6, 0.4, 0.3), 12))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.diagnose.records import Dossier, Point
 from harness.diagnose.rules import execution, gap, states, target, training, wanted
-from harness.diagnose.rules.measures import FEWEST, shorter
+from harness.diagnose.rules.measures import FEWEST_STEPS, shorter
 from harness.diagnose.rules.weights import STRONG
 
 EXPERIMENTS = ("audit", "expected", "observed", "states", "replay", "wanted", "target")
@@ -55,7 +55,7 @@ def looked_at(dossier: Dossier) -> bool:
 def seen_enough(dossier: Dossier) -> bool:
     """Whether the steps that were walked or observed are enough to find nothing wrong in them."""
     walked = [f.acceptance.counts.drafts for f in (dossier.expected, dossier.observed) if f]
-    return not walked or max(walked) >= FEWEST
+    return not walked or max(walked) >= FEWEST_STEPS
 
 
 def troubled(dossier: Dossier, found: Sequence[Point]) -> bool:
