@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from harness.diagnose.causes import UNKNOWN
+from harness.diagnose.causes import NONE, UNKNOWN
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +64,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     otherwise: dict[str, int]
     """What was called instead, by how often."""
     median_s: float
+    severities: tuple[float, ...] = ()
 
 
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +80,13 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     compound: Tally
     unknown: int
     """Faults of which no cause was named: neither right nor a wrong name."""
+    missed: int
+    """Faults that were called none."""
     rows: tuple[Row, ...]
     confusion: dict[str, dict[str, int]]
     """By the true cause: what was called, by how often. Cases of one fault at a time."""
+    seeds: tuple[int, ...] = ()
+    """Of the cases of faults that are done."""
     schema: str = "1.0"
 
     @property
@@ -110,8 +115,10 @@ def matrix_of(engine: str, results: Sequence[CaseResult], *, planned: int) -> Ma
         healthy=_tally(r.first and not r.collapse for r in healthy),
         compound=_tally(r.first for r in compound),
         unknown=sum(r.called == UNKNOWN for r in faults),
+        missed=sum(r.called == NONE for r in faults),
         rows=tuple(_rows(results)),
         confusion={cause: dict(called.most_common()) for cause, called in confusion.items()},
+        seeds=tuple(sorted({r.seed for r in faults})),
     )
 
 
@@ -137,6 +144,7 @@ def _rows(results: Sequence[CaseResult]) -> Iterable[Row]:
             among_three=_tally(r.among_three for r in group),
             otherwise=dict(otherwise.most_common()),
             median_s=times[len(times) // 2],
+            severities=tuple(sorted({r.severity for r in group}, reverse=True)),
         )
 
 
@@ -150,9 +158,11 @@ def to_markdown(matrix: Matrix) -> str:
         + " --write`; a case is one fault at one severity with the prompts of one seed. Faults "
         "marked with * stand for what needs GPUs or several ranks, by a hook.",
         "",
-        f"- cases: {matrix.done} of {matrix.planned} done, {matrix.faults} distinct faults",
+        f"- cases: {matrix.done} of {matrix.planned} done, {matrix.faults} distinct faults"
+        + (f", prompts of seed {', '.join(map(str, matrix.seeds))}" if matrix.seeds else ""),
         f"- the true cause is called: {matrix.first}; among the first three: {matrix.among_three}",
-        f"- no cause named although there is one: {matrix.unknown}",
+        f'- otherwise: "unknown" {matrix.unknown}, "none" {matrix.missed}, a wrong name '
+        f"{matrix.first.of - matrix.first.hits - matrix.unknown - matrix.missed}",
         f"- healthy variants without a fault called: {matrix.healthy}",
         f"- two faults at once, one of them called: {matrix.compound}",
         "",
@@ -170,13 +180,14 @@ def to_markdown(matrix: Matrix) -> str:
 
 
 def _table(rows: Sequence[Row]) -> Iterable[str]:
-    yield "| planted | true cause | called | among three | otherwise | seconds |"
-    yield "|---|---|---|---|---|---|"
+    yield "| planted | severity | true cause | called | among three | otherwise | seconds |"
+    yield "|---|---|---|---|---|---|---|"
     for row in rows:
         star = "*" if row.emulated else ""
         otherwise = ", ".join(f"{name} {count}" for name, count in row.otherwise.items())
+        at = ", ".join(f"{severity:g}" for severity in row.severities)
         yield (
-            f"| {row.what}{star} | {row.cause} | {row.first.hits}/{row.first.of} | "
+            f"| {row.what}{star} | {at} | {row.cause} | {row.first.hits}/{row.first.of} | "
             f"{row.among_three.hits}/{row.among_three.of} | {otherwise} | {row.median_s:.0f} |"
         )
 

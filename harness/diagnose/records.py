@@ -108,6 +108,9 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     """The acceptance length below which speculation loses, at the measured step cost."""
     degenerate_share: float | None = None
     """Answers that loop or repeat, of all."""
+    prompt_surprise: float | None = None
+    """Mean -log p of the prompts' tokens by the target, over the logarithm of its vocabulary:
+    tokens drawn at random have 1 or more, text that it can read far less."""
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,7 +58,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for. `write`: keep the matrix in docs/."""
+    """What the command line asks for. `write`: keep the matrix of all that is done in docs/."""
 
     engine: str = "reference"
     only: tuple[str, ...] = ("*",)
@@ -98,8 +98,16 @@ def run(wanted: Wanted, progress: Progress) -> Matrix:
     text = to_markdown(matrix)
     write_atomic(wanted.out / "matrix.md", text.encode())
     if wanted.write:
-        _write_docs(wanted.engine, matrix, text)
+        whole = _whole(wanted, code)
+        _write_docs(wanted.engine, whole, to_markdown(whole))
     return matrix
+
+
+def _whole(wanted: Wanted, code: str) -> Matrix:
+    """Of every case that is kept, whatever was asked for this time."""
+    every = cases_of(msgspec.structs.replace(wanted, only=("*",)))
+    kept = [_kept(wanted.out, case, code) for case in every]
+    return matrix_of(wanted.engine, [k for k in kept if k is not None], planned=len(every))
 
 
 def library() -> Any:
@@ -241,6 +249,7 @@ def _diagnosed(
             progress=progress,
             options=options,
             target=engines.engine(subject.target),
+            pages=False,
         )
     except (EngineError, HarnessError, DrafterError) as error:
         dossier = Dossier(subject=subject, skipped={"all": one_line(str(error))})

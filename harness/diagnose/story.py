@@ -66,7 +66,6 @@ EXPERIMENTS: dict[str, tuple[str, Any]] = {
 """In the order that they are made: what each looks at, and its record."""
 NEEDED = ("expected", "observed")
 """Before these nothing is certain: without them nobody knows whether anything is lost."""
-FEWEST_DRAFTS = 30
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,9 +108,12 @@ def diagnose(
     progress: Progress,
     options: Options | None = None,
     target: Engine | None = None,
+    pages: bool = True,
 ) -> tuple[Dossier, Diagnosis]:
     """What `run` finds, without how it ended."""
-    ended = run(subject, prompts, folder, progress=progress, options=options, target=target)
+    ended = run(
+        subject, prompts, folder, progress=progress, options=options, target=target, pages=pages
+    )
     return ended.dossier, ended.diagnosis
 
 
@@ -123,12 +125,13 @@ def run(
     progress: Progress,
     options: Options | None = None,
     target: Engine | None = None,
+    pages: bool = True,
 ) -> Outcome:
     """Make every experiment that the verdict needs, and draw it; all of it lies in `folder`.
 
     `prompts` are token ids. `target`: the reference engine with the subject's target, where it was
-    loaded before. Raises `UsageError` where the folder is of another subject. An engine that does
-    not start is told in `Dossier.skipped`, never raised.
+    loaded before. `pages`: write the report too. Raises `UsageError` where the folder is of another
+    subject. An engine that does not start is told in `Dossier.skipped`, never raised.
     """
     options = options or Options()
     where = DiagnosisFolder(folder.absolute())
@@ -143,7 +146,8 @@ def run(
             dossier, failure = work.dossier, work.failure
         diagnosis = _conclude(dossier)
         told = msgspec.structs.replace(dossier, subject=recorded(subject))
-        where.finish(told, diagnosis, _pages(told, diagnosis, progress))
+        written = _pages(told, diagnosis, progress) if pages else {}
+        where.finish(told, diagnosis, written)
     return Outcome(folder=where.path, dossier=dossier, diagnosis=diagnosis, failure=failure)
 
 
@@ -200,6 +204,8 @@ def _decided(dossier: Dossier) -> bool:
 
 def void_reason(dossier: Dossier) -> str | None:
     """Why nothing can be said; None where something can."""
+    from harness.diagnose.rules.measures import FEWEST_STEPS
+
     counted = [
         found.acceptance.counts.drafts
         for found in (dossier.observed, dossier.expected)
@@ -208,9 +214,9 @@ def void_reason(dossier: Dossier) -> str | None:
     if not counted:
         why = dossier.skipped.get("observed") or dossier.skipped.get("expected") or "not asked for"
         return f"neither what is expected nor what is accepted could be had: {why}"
-    if max(counted) < FEWEST_DRAFTS:
+    if max(counted) < FEWEST_STEPS:
         return (
-            f"only {max(counted)} verify steps were seen, {FEWEST_DRAFTS} are the least; ask more "
+            f"only {max(counted)} verify steps were seen, {FEWEST_STEPS} are the least; ask more "
             "prompts (--prompts), or such as are answered at length"
         )
     return None

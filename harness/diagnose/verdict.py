@@ -10,7 +10,7 @@ from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, kin
 from harness.diagnose.records import Diagnosis, Dossier, Point, Ranked, Strength
 from harness.diagnose.remedies import details_of, remedy_of
 from harness.diagnose.rules import gap, states, training, verification, wanted
-from harness.diagnose.rules.located import located, looked_at, not_made, troubled
+from harness.diagnose.rules.located import located, looked_at, not_made, seen_enough, troubled
 from harness.diagnose.rules.points import points
 from harness.diagnose.rules.weights import GOOD, STRONG
 from harness.diagnose.sentences import sentence
@@ -88,7 +88,7 @@ def same_class(one: str, other: str) -> bool:
 def _cause(dossier: Dossier, ranked: Sequence[Ranked], found: Sequence[Point]) -> str:
     """ "none", "unknown", or the first of the ranked where enough speaks for it alone."""
     if not troubled(dossier, found):
-        return NONE
+        return NONE if seen_enough(dossier) else UNKNOWN
     if not ranked or ranked[0].score < LIKELY:
         return UNKNOWN
     first = ranked[0]

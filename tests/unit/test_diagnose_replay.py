@@ -73,6 +73,7 @@ def test_a_healthy_engine_proposes_as_declared_and_is_accepted_as_expected(
     found = replay(knowledge, trace)
     assert found.readings[0].reading == AS_DECLARED
     assert share(found.readings[0]) >= 0.995
+    assert len(found.readings) == 1  # nothing is left for another reading to explain
     expected = expect(knowledge).acceptance.counts
     assert found.on_engine_states.counts == expected
     assert found.proposals.counts == expected

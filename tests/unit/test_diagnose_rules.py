@@ -17,6 +17,7 @@ from harness.diagnose.readings import AS_DECLARED, READINGS
 from harness.diagnose.records import (
     Audit,
     AuditFinding,
+    Diagnosis,
     Dossier,
     Expected,
     Fit,
@@ -25,7 +26,7 @@ from harness.diagnose.records import (
     SlotFit,
     Subject,
 )
-from harness.diagnose.rules import naming
+from harness.diagnose.rules import naming, wanted
 from harness.diagnose.rules.located import located
 from harness.diagnose.rules.points import points
 from harness.diagnose.verdict import conclude, decided, same_class
@@ -124,6 +125,123 @@ def test_a_stage_is_named_where_no_cause_fits() -> None:
     strange = conclude(made.handed(made.bad("hidden[{1}]", cosine=0.5, own=0.45)))
     assert strange.cause == "unknown"
     assert strange.stage is not None and "the drafter's door" in strange.stage
+
+
+def now_and_then(explained: float) -> Dossier:
+    """Three calls of ten are read otherwise; of these one reading gives a share."""
+    found = made.lose(made.healthy(), "execution", 0.7)
+    assert found.replay
+    others = [
+        made.times(made.agreement(n, 0.2), explains=made.some(0.05, 200))
+        for n in made.EXECUTION_READINGS
+        if n != "tokens not shifted"
+    ]
+    fits = (
+        made.times(made.agreement(AS_DECLARED, 0.7), explains=made.some(0.0, 200)),
+        made.times(made.agreement("tokens not shifted", 0.4), explains=made.some(explained, 200)),
+        *others,
+    )
+    return made.times(found, replay=made.times(found.replay, readings=fits))
+
+
+def test_a_fault_of_some_calls_is_named_by_the_calls_it_explains() -> None:
+    found = conclude(now_and_then(0.97))
+    assert found.cause == "token_shift"
+    assert any("of the calls that are not as declared it gives" in s for s in evidence(found))
+    assert conclude(now_and_then(0.4)).cause == "token_shift"  # others give a twentieth
+    assert conclude(now_and_then(0.14)).cause == "unknown"
+
+
+def evidence(found: Diagnosis) -> tuple[str, ...]:
+    return found.ranked[0].evidence_for
+
+
+@pytest.mark.parametrize(("less", "low", "named"), [(0.3, 0.2, True), (0.3, -0.01, False)])
+def test_the_loss_may_say_that_a_gain_is_no_chance(less: float, low: float, named: bool) -> None:
+    found = made.trained_for("target's rope", factor=0.85)
+    assert found.wanted
+    fits = [
+        made.times(fit, gain_low=-0.01 * fit.gain, loss_less=less, loss_less_low=low)
+        if fit.reading == "target's rope"
+        else fit
+        for fit in found.wanted.readings
+    ]
+    told = conclude(made.times(found, wanted=made.times(found.wanted, readings=tuple(fits))))
+    assert (told.cause == "rope") is named
+
+
+def test_of_a_drafter_that_is_mostly_wrong_the_loss_says_nothing() -> None:
+    found = made.badly_trained()
+    assert found.wanted
+    less_sure = made.times(
+        made.reading("states halved", (0.22, 0.06, 0.01), (0.2, 0.05, 0.01)),
+        gain_low=-0.001,
+        loss_less=0.3,
+        loss_less_low=0.25,
+    )
+    own = next(r for r in found.wanted.readings if r.reading == AS_DECLARED)
+    fits = (less_sure, own, *(r for r in found.wanted.readings if r is not own))
+    told = made.times(found, wanted=made.times(found.wanted, readings=fits))
+    assert not wanted.better(told)
+    assert conclude(told).cause == conclude(found).cause
+
+
+def test_lost_tensors_explain_drafts_that_fall_as_of_one_training_step() -> None:
+    found = made.badly_trained((0.68, 0.2, 0.04))
+    assert conclude(found).cause == "trained_one_step"
+    assert conclude(made.audited(found, "tensors_damaged", "error")).cause == "tensors_damaged"
+    assert conclude(made.audited(found, "tensors_damaged", "note")).cause == "trained_one_step"
+
+
+def test_answers_that_end_at_once_are_the_form_of_the_prompts() -> None:
+    few = paper(3, 0.6, 0.6)
+    few = made.times(
+        few,
+        observed=made.times(few.observed, acceptance=made.length((0.6, 0.4, 0.3), 12)),
+        expected=made.times(few.expected, acceptance=made.length((0.6, 0.4, 0.3), 12)),
+    )
+    assert conclude(few).cause == "unknown"  # twelve steps show nothing, and no health either
+    assert not decided(few)
+    told = made.toggled(few, "chat template", "template", 0.9, 1.0, "undecided")
+    (toggle,) = told.toggles
+    short = made.times(toggle, length_a=made.length((0.6, 0.4, 0.3), 12))
+    assert conclude(made.times(told, toggles=(short,))).cause == "template"
+    assert conclude(told).cause == "unknown"
+
+
+def test_prompts_of_random_tokens_are_told_before_the_drafter_is_blamed() -> None:
+    found = made.badly_trained()
+    assert found.expected
+    for surprise, cause in ((1.8, "degenerate_text"), (0.4, conclude(found).cause)):
+        expected = made.times(found.expected, prompt_surprise=surprise)
+        assert conclude(made.times(found, expected=expected)).cause == cause
+
+
+def test_a_gain_over_a_few_steps_is_none() -> None:
+    found = made.trained_for("target's rope")
+    assert found.wanted
+    few = [
+        made.times(r, acceptance=made.length((0.6, 0.4, 0.3), 14)) for r in found.wanted.readings
+    ]
+    assert wanted.better(found)
+    assert not wanted.better(made.times(found, wanted=made.times(found.wanted, readings=few)))
+
+
+def test_what_the_files_point_to_is_one_question_and_not_one_of_seventy() -> None:
+    found = made.trained_for("target's rope", factor=0.85)
+    assert found.wanted
+
+    def with_low(fit: Any) -> Any:  # 2.7 standard errors: by chance in one of some hundred looks
+        gain = fit.gain or 0.0
+        return made.times(fit, gain_low=gain * (1 - 1.96 / 2.7), gain_high=gain * 1.73)
+
+    other = made.reading("other layers (1, 3, 5)", made.scaled(0.6), made.scaled(0.85))
+    fits = [with_low(f) if f.reading == "target's rope" else f for f in found.wanted.readings]
+    many = tuple(fits) + (other,) * 50
+    blind = made.times(found, wanted=made.times(found.wanted, readings=many))
+    assert not wanted.better(blind)
+    assert wanted.better(made.audited(blind, "rope", "warning"))
+    assert not wanted.better(made.audited(blind, "rope", "note"))
 
 
 def test_hints_alone_name_nothing() -> None:

@@ -78,7 +78,8 @@ def test_the_matrix_counts_what_was_called_instead() -> None:
     assert matrix.confusion["states_zero"] == {"states_zero": 1, "rope": 1, "unknown": 1}
     text = to_markdown(matrix)
     assert "3 of 9 done" in text
-    assert "| states_zero | states_zero | 1/3 | 1/3 | rope 1, unknown 1 | 2 |" in text
+    assert 'otherwise: "unknown" 1, "none" 0, a wrong name 1' in text
+    assert "| states_zero | 1 | states_zero | 1/3 | 1/3 | rope 1, unknown 1 | 2 |" in text
 
 
 def test_cases_of_the_first_seed_come_first_and_cheap_ones_before_dear_ones() -> None:
@@ -135,3 +136,26 @@ def test_a_kept_case_is_judged_anew_where_only_the_rules_changed(
     assert anew.code == today
     keep(f"older-{rules}")
     assert selftest._kept(tmp_path, CASE, today) is None
+
+
+def test_what_is_kept_in_the_docs_is_of_all_that_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest, "DOCS", tmp_path / "docs")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "cases").mkdir()
+    code = code_digest()
+    for case in cases_of(Wanted(only=("states_zero.1.s1", "layers_order.1.s1"), seeds=2)):
+        found = msgspec.structs.replace(result(case, case.cause), code=code)
+        (tmp_path / "cases" / f"{case.name}.json").write_bytes(msgspec.json.encode(found))
+    asked = Wanted(only=("states_zero.1.s1",), seeds=2, out=tmp_path, write=True)
+
+    class Quiet:
+        def say(self, text: str) -> None:
+            raise AssertionError(text)  # both are kept: nothing is made
+
+    matrix = selftest.run(asked, Quiet())  # type: ignore[arg-type]
+    assert (matrix.done, matrix.planned) == (1, 1)
+    kept = (tmp_path / "docs" / "diagnosis-matrix.md").read_text()
+    planned = len(cases_of(Wanted(seeds=2)))
+    assert f"cases: 2 of {planned} done, 2 distinct faults, prompts of seed 1" in kept

@@ -114,6 +114,7 @@ def test_a_healthy_drafter_wants_to_be_read_as_declared(knowledge: Knowledge) ->
     expected = expect(knowledge)
     assert own.acceptance == expected.acceptance
     assert expected.proof > 0.99 and expected.without_vocabulary_loss is None
+    assert expected.prompt_surprise is not None and expected.prompt_surprise < 0.5
     first = found.by_step[0]
     assert first.of == sum(max(0, len(text.answer) - 1) for text in knowledge.texts)
     assert found.own_tokens_by_step[0].of == 0
@@ -292,3 +293,10 @@ def test_a_paired_gain_is_antisymmetric_and_zero_of_itself(
     assert low is not None and high is not None and back_low is not None and back_high is not None
     assert low == pytest.approx(-back_high) and high == pytest.approx(-back_low)
     assert paired_gain(one, one) == (0, 0, 0)
+
+
+def test_prompts_without_an_answer_say_nothing_of_a_gain() -> None:
+    one, two = [(3.0, 10.0), (4.0, 10.0), (2.0, 10.0)], [(2.0, 10.0), (4.0, 10.0), (1.0, 10.0)]
+    nothing = [(0.0, 0.0)] * 13
+    assert paired_gain([*one, *nothing], [*two, *nothing]) == paired_gain(one, two)
+    assert paired_gain(nothing, nothing) == (0.0, None, None)

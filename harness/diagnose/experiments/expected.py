@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -39,6 +40,7 @@ def expect(knowledge: Knowledge, *, step_cost: float | None = None) -> Expected:
         without_vocabulary_loss=without,
         break_even=step_cost,
         degenerate_share=_degenerate(knowledge),
+        prompt_surprise=_surprise(knowledge),
     )
 
 
@@ -110,6 +112,18 @@ def _proof(knowledge: Knowledge) -> float:
         right += sum(a == b for a, b in zip(choice, text.answer, strict=True))
         scored += len(text.answer)
     return right / scored if scored else 0.0
+
+
+@torch.no_grad()
+def _surprise(knowledge: Knowledge) -> float | None:
+    """None where no prompt has two tokens."""
+    total, of, size = 0.0, 0, 1
+    for text in knowledge.texts:
+        prompt = torch.tensor(text.prompt)
+        logits = knowledge.engine.model.logits(text.states.normed[: len(prompt) - 1]).float()
+        chances = logits.log_softmax(-1).gather(1, prompt[1:, None])  # [T - 1, 1]
+        total, of, size = total - chances.sum().item(), of + chances.numel(), logits.shape[-1]
+    return total / of / math.log(size) if of else None
 
 
 def _degenerate(knowledge: Knowledge) -> float | None:

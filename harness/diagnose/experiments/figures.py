@@ -57,9 +57,12 @@ def paired_gain(
 
     The variance is that of cluster sampling by linearisation (W. G. Cochran, Sampling Techniques
     (1977), section 6.4), of the two ratios' residuals prompt by prompt: what is common to both
-    ways to run a drafter over one prompt cancels. Student's t over the prompts.
+    ways to run a drafter over one prompt cancels. Student's t over the prompts that have any.
     """
-    (ya, xa), (yb, xb) = (np.array(pairs, dtype=float).T for pairs in (mine, other))
+    some = [(a, b) for a, b in zip(mine, other, strict=True) if a[1] or b[1]]
+    if not some:
+        return 0.0, None, None
+    (ya, xa), (yb, xb) = np.array(some, dtype=float).transpose(1, 2, 0)
     if not xa.sum() or not xb.sum():
         return 0.0, None, None
     ra, rb = ya.sum() / xa.sum(), yb.sum() / xb.sum()

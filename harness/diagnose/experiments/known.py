@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from harness.diagnose.records import Subject
 from harness.errors import UsageError
@@ -169,12 +170,11 @@ def know(
             f"{subject.drafter}: the drafter knows {positions} positions, and prompt and answer "
             f"take {longest + subject.k}; diagnose with shorter prompts"
         )
-    texts = _texts(engine, prompts, answers, max_tokens, subject.k)
     return Knowledge(
         subject=subject,
         engine=engine,
         drafter=drafter,
-        texts=texts,
+        texts=_texts(engine, prompts, answers, max_tokens, subject.k),
         layers_named=named,
         greedy=answers is None,
     )
@@ -240,6 +240,26 @@ def _name_layers(folder: Path, copy: Path, indices: Sequence[int]) -> None:
 
 
 def _texts(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]] | None,
+    max_tokens: int,
+    k: int,
+) -> list[Text]:
+    """The target's texts: they are no drafter's, and computed once as long as an engine lives."""
+    given = None if answers is None else tuple(map(tuple, answers))
+    key = (tuple(map(tuple, prompts)), given, max_tokens, k)
+    known = _KNOWN.setdefault(engine, {})
+    if key not in known:
+        known[key] = _computed(engine, prompts, answers, max_tokens, k)
+    return known[key]
+
+
+_KNOWN: WeakKeyDictionary[Engine, dict[tuple, list[Text]]] = WeakKeyDictionary()
+"""Of each engine the texts that were computed by it."""
+
+
+def _computed(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]] | None,

@@ -27,6 +27,9 @@ TIES = {"float32": 2e-3, "float16": 0.02, "bfloat16": 0.12}
 """Logits that honest arithmetic of a type may confuse, in nats."""
 PARTS = 4
 """Of a text, by position."""
+FEWEST, ODD = 20, 0.02
+"""From so many calls that are not as declared, or such a share of all, readings are held against
+them. Fewer are the near-ties of honest arithmetic."""
 LOOK = 48
 """Calls of a first look; a reading that falls behind by `BEHIND` there is not followed further."""
 BEHIND = 0.3
@@ -68,11 +71,16 @@ def replay(knowledge: Knowledge, trace: Mapping[str, Sequence[TraceStep]]) -> Re
 
 
 def _agreements(knowledge: Knowledge, replayed: Replayed, tie: float) -> dict[str, Tensor]:
-    """Where each reading proposes what the engine did, bool [M, k], by its name."""
+    """Where each reading proposes what the engine did, bool [M, k], by its name.
+
+    As declared alone where that leaves nothing for another reading to explain.
+    """
     look = _first_look(replayed)
     found: dict[str, Tensor] = {}
     most = 0.0
     for reading in _readings():
+        if found and _all_explained(found[AS_DECLARED]):
+            break
         if look is not None and found:
             glimpse = _agreed(reading, knowledge, look, tie)
             if glimpse is None:
@@ -86,6 +94,12 @@ def _agreements(knowledge: Knowledge, replayed: Replayed, tie: float) -> dict[st
             found[reading.name] = agreed
             most = max(most, agreed.float().mean().item())
     return found
+
+
+def _all_explained(own: Tensor) -> bool:
+    """Whether so few calls are not as declared that nothing could be told of them."""
+    calls, odd = len(own), int((~own.all(1)).sum())
+    return odd < FEWEST and odd <= ODD * calls
 
 
 def _readings() -> Iterator[Reading]:

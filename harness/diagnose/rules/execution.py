@@ -20,6 +20,11 @@ from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, of_stag
 NAME = "replay"
 AGREES = 0.9
 """Of a rightly executed drafter's proposals so many are float32's; rounding takes the rest."""
+EXPLAINED = 0.5
+"""Of the calls that the declared drafter does not explain: a reading that gives more is the rest's
+rule. What is not in the catalogue is met by none of its readings so often."""
+INHERITED = 0.2
+"""The same of a reading that alone gives so many, where all others give what chance does."""
 BATCHES = ("proposals_other_request",)
 CACHES = ("drafter_cache", "kv_not_overwritten")
 LATER = ("recurrence", "drafter_graph")
@@ -48,15 +53,53 @@ def agrees(replay: Replay | None) -> bool | None:
 def better(replay: Replay) -> list[ReadingFit]:
     """Readings that propose as the engine did, surely more often than the declared one; best first.
 
-    Both are held against the same tokens, so that the test of two samples is a strict one.
+    Both are held against the same tokens, so that the test of two samples is a strict one. Where
+    calls go wrong now and then the reading behind them is no better over all: it is found by the
+    calls that are not as declared, most of which it gives.
     """
     own = declared(replay)
     if own is None:
         return []
-    looks = max(12, 2 * len(replay.readings))
-    base = bare(own.agreement)
-    fits = [r for r in replay.readings if above(bare(r.agreement), base, looks=looks)]
-    return sorted(fits, key=lambda r: (-(rate(r.agreement) or 0.0), r.reading))
+    looks, base = _looks(replay), bare(own.agreement)
+    fits = [
+        r
+        for r in replay.readings
+        if not naming.is_declared(r.reading)
+        and (
+            above(bare(r.agreement), base, looks=looks)
+            or surely_above(r.explains, EXPLAINED, looks=looks)
+            or _stands_out(r, replay)
+        )
+    ]
+    return sorted(fits, key=lambda r: (-(rate(held(r)) or 0.0), r.reading))
+
+
+def _looks(replay: Replay) -> int:
+    return max(12, 2 * len(replay.readings))
+
+
+def _stands_out(fit: ReadingFit, replay: Replay) -> bool:
+    """Whether a reading gives many of the calls in question, where no other cause's gives any such.
+
+    Of rows that go wrong now and then the calls behind them inherit some right and some wrong ones:
+    a reading that is wrong throughout gives only the calls whose past is mostly wrong.
+    """
+    cause, looks = naming.cause_of_reading(fit.reading), _looks(replay)
+    others = [
+        r.explains
+        for r in replay.readings
+        if not naming.is_declared(r.reading) and naming.cause_of_reading(r.reading) != cause
+    ]
+    if cause is None or not others or not surely_above(fit.explains, INHERITED, looks=looks):
+        return False
+    next_best = max(others, key=lambda p: rate(p) or 0.0)
+    alone = (rate(fit.explains) or 0.0) > 3 * (rate(next_best) or 0.0)
+    return alone and above(bare(fit.explains), bare(next_best), looks=looks)
+
+
+def held(fit: ReadingFit) -> Proportion | None:
+    """What a reading is judged by: the calls that the declared one does not explain, or all."""
+    return fit.explains if known(fit.explains) else fit.agreement
 
 
 def execution_points(dossier: Dossier) -> list[Point]:
@@ -72,16 +115,16 @@ def execution_points(dossier: Dossier) -> list[Point]:
         says = f"{counted(own.agreement)} proposals are the declared drafter's in float32"
         return [point(cause, -STRONG, says, NAME) for cause in of_stage("execution")]
     fits = better(replay)
-    return [*_named(own, fits), *_tried(replay, own, fits), *_signatures(replay, own, fits)]
+    return [*_named(replay, own, fits), *_tried(replay, own, fits), *_signatures(replay, own, fits)]
 
 
-def _named(own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
+def _named(replay: Replay, own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
     """The causes of the readings that fit: the best one's, and those that fit hardly worse."""
     if not fits:
         return []
     best = fits[0]
     found: dict[str, Point] = {}
-    near = [r for r in fits if not above(bare(best.agreement), bare(r.agreement), looks=1)]
+    near = [r for r in fits if not above(bare(held(best)), bare(held(r)), looks=1)]
     rivals = {naming.cause_of_reading(r.reading) for r in near}
     for fit in fits:
         cause = naming.cause_of_reading(fit.reading)
@@ -89,8 +132,8 @@ def _named(own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
             continue
         if fit in near:
             weight = DECISIVE if len(rivals) == 1 else STRONG
-            if not _explains(fit.agreement, own.agreement):
-                weight = min(weight, GOOD)
+            if not _explains(fit, own):
+                weight = min(weight, STRONG if _stands_out(fit, replay) else GOOD)
         else:
             weight = WEAK
         if fit is best:
@@ -100,15 +143,18 @@ def _named(own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
 
 
 def _says(fit: ReadingFit, own: ReadingFit) -> str:
-    return (
-        f"{counted(fit.agreement)} proposals are those of the drafter read with "
-        f'"{fit.reading}", and {counted(own.agreement)} as declared'
-    )
+    says = f"{counted(fit.agreement)} proposals are those of the drafter read with "
+    says += f'"{fit.reading}", and {counted(own.agreement)} as declared'
+    if known(fit.explains):
+        says += f"; of the calls that are not as declared it gives {counted(fit.explains)}"
+    return says
 
 
-def _explains(fit: Proportion | None, own: Proportion | None) -> bool:
+def _explains(fit: ReadingFit, own: ReadingFit) -> bool:
     """Whether a reading leaves less than half of the differing proposals, or next to none."""
-    one, other = rate(fit), rate(own)
+    if known(fit.explains) and (rate(fit.explains) or 0.0) > EXPLAINED:
+        return True
+    one, other = rate(fit.agreement), rate(own.agreement)
     if one is None or other is None:
         return False
     return one >= 0.95 or (1 - one) < 0.5 * (1 - other)
@@ -135,7 +181,7 @@ def _tried(replay: Replay, own: ReadingFit, fits: list[ReadingFit]) -> list[Poin
 
 def _signatures(replay: Replay, own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
     """Where the proposals differ: which causes live there."""
-    named = bool(fits) and _explains(fits[0].agreement, own.agreement)
+    named = bool(fits) and _explains(fits[0], own)
     strong, weak = (WEAK, WEAK / 2) if named else (STRONG - 0.5, WEAK)
     found: list[Point] = []
     if above(replay.alone, replay.batched, margin=0.05):

@@ -6,6 +6,7 @@ from harness.diagnose.causes import CAUSES
 from harness.diagnose.records import Dossier, Point, Toggle
 from harness.diagnose.rules import gap, training
 from harness.diagnose.rules.measures import (
+    FEWEST,
     finite,
     length,
     lost,
@@ -13,10 +14,12 @@ from harness.diagnose.rules.measures import (
     percent,
     span,
 )
-from harness.diagnose.rules.weights import GOOD, STRONG, WEAK, of_stage, point
+from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, of_stage, point
 
 SEVERE = {"error": GOOD, "warning": WEAK + 0.5, "note": 0.5}
 LOOPS = 0.3
+RANDOM = 1.0
+"""Tokens drawn at random surprise a model no less than this, text a third of it at most."""
 AT_ONCE = "requests at once"
 """The toggle whose `a` is one request at a time, and `b` as many as are served."""
 
@@ -50,6 +53,11 @@ def _toggles(dossier: Dossier) -> list[Point]:
 
 def _toggle(toggle: Toggle) -> list[Point]:
     """Of a toggle `a` is how it is served: there is a fault if `b` is better."""
+    if _unanswered(toggle):
+        served, other = toggle.length_a.counts.drafts, toggle.length_b.counts.drafts
+        says = f"as {toggle.a} prompts the questions are answered in {served} steps, all of them, "
+        says += f"as {toggle.b} prompts in {other}"
+        return [point("template", STRONG, says, f"toggle {toggle.what}")]
     if toggle.cause not in CAUSES or toggle.verdict == "undecided":
         return []
     says = f"{toggle.what}: {span(toggle.length_a)} tokens a step with {toggle.a}, "
@@ -69,9 +77,25 @@ def _toggle(toggle: Toggle) -> list[Point]:
     return [point(toggle.cause, weight, says, name)]
 
 
+def _unanswered(toggle: Toggle) -> bool:
+    """Whether the target ends its answers at once in the form of prompts that is served.
+
+    Too few steps are left to compare acceptances; that there are so few is the finding.
+    """
+    served, other = toggle.length_a.counts.drafts, toggle.length_b.counts.drafts
+    return toggle.cause == "template" and served < FEWEST and other >= 4 * FEWEST
+
+
 def _prompts(dossier: Dossier) -> list[Point]:
-    """Answers that loop: every drafter's figures on them mislead."""
+    """Prompts that say nothing, answers that loop: every drafter's figures on them mislead."""
     expected = dossier.expected
+    surprise = None if expected is None else finite(expected.prompt_surprise)
+    if surprise is not None and surprise >= RANDOM:
+        says = (
+            f"the prompts' tokens surprise the target {number(surprise)} times as much as if all "
+        )
+        says += "were equally likely: they are no text of its language"
+        return [point("degenerate_text", DECISIVE, says, "expected")]
     share = None if expected is None else finite(expected.degenerate_share)
     if expected is None or share is None:
         return []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.diagnose.records import Dossier, Point
 from harness.diagnose.rules import execution, gap, states, target, training, wanted
-from harness.diagnose.rules.measures import shorter
+from harness.diagnose.rules.measures import FEWEST_STEPS, shorter
 from harness.diagnose.rules.weights import STRONG
 
 EXPERIMENTS = ("audit", "expected", "observed", "states", "replay", "wanted", "target")
@@ -50,6 +50,12 @@ def looked_at(dossier: Dossier) -> bool:
     return not set(needed) & set(not_made(dossier)) and (
         made(dossier, "expected") or made(dossier, "observed")
     )
+
+
+def seen_enough(dossier: Dossier) -> bool:
+    """Whether the steps that were walked or observed are enough to find nothing wrong in them."""
+    walked = [f.acceptance.counts.drafts for f in (dossier.expected, dossier.observed) if f]
+    return not walked or max(walked) >= FEWEST_STEPS
 
 
 def troubled(dossier: Dossier, found: Sequence[Point]) -> bool:

@@ -17,6 +17,8 @@ USUAL = NormalDist().inv_cdf(0.975)
 """Standard errors to each side of a 95% interval."""
 FEWEST = 20
 """Below so many trials a share says nothing."""
+FEWEST_STEPS = 30
+"""Below so many verify steps nothing can be said of a drafter, for it or against."""
 SAME_TEXT = 1.2
 """How much wider the chance of steps is taken where prompts cancel."""
 CLUSTERED = 1.5

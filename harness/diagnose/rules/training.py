@@ -74,10 +74,11 @@ def _low(dossier: Dossier) -> list[Point]:
     return [point(cause, weight, says, NAME) for cause, weight in sorted(found.items())]
 
 
-def _audited(dossier: Dossier) -> set[str]:
+def _audited(dossier: Dossier, *severities: str) -> set[str]:
     """Causes in the checkpoint that the audit points to: it would be read badly so."""
     findings = () if dossier.audit is None else dossier.audit.findings
-    of = {f.cause for f in findings if f.cause is not None and f.severity != "note"}
+    asked = severities or ("error", "warning")
+    of = {f.cause for f in findings if f.cause is not None and f.severity in asked}
     return of & set(of_stage("checkpoint", "target", "prompts"))
 
 
@@ -124,6 +125,10 @@ def _one_step(dossier: Dossier) -> list[Point]:
     if kept < FALLS and surely_below(second, limit) and not surely_below(first, 0.2):
         if readings.better(dossier):
             return [point("trained_one_step", WEAK, f"{says}; another reading mends it", NAME)]
+        if "tensors_damaged" in _audited(dossier, "error"):
+            says += "; and tensors of the layer that makes its states are lost"
+            weights = {"tensors_damaged": STRONG, "trained_one_step": WEAK}
+            return [point(cause, weight, says, NAME) for cause, weight in weights.items()]
         weight = STRONG + (WEAK if kept < 0.55 else 0.0)
         return [point("trained_one_step", weight, says, NAME), *_own_tokens(found, limit)]
     if surely_above(second, limit, looks=2):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from harness.diagnose.records import Dossier, Length, Point, Proportion, ReadingFit, Wanted
 from harness.diagnose.rules import execution, naming, states
 from harness.diagnose.rules.measures import (
+    FEWEST,
     USUAL,
     counted,
     critical,
@@ -43,13 +46,33 @@ def base(dossier: Dossier) -> Length | None:
 
 
 def _gains(fit: ReadingFit, own: Length | None, looks: int) -> bool:
-    """Whether a reading is accepted more than the declared one, by enough and not by chance."""
+    """Whether a reading is accepted more than the declared one, by enough and not by chance.
+
+    That it is no chance among so many readings the loss may say too, which counts every token's
+    probability and not only those that change places. Not alone, and not of a drafter that is
+    mostly wrong: there whatever makes it less sure of itself lessens the loss.
+    """
+    if fit.acceptance is not None and fit.acceptance.counts.drafts < FEWEST:
+        return False
     whole = length(fit.acceptance)
     gain, low = finite(fit.gain), finite(fit.gain_low)
     if gain is None or low is None:
         return shorter(own, fit.acceptance, least=LEAST, looks=looks)
     accepted = max((whole if whole is not None else 1 + gain) - 1, 1e-9)
-    return gain - (gain - low) * critical(looks) / USUAL > 0 and gain >= LEAST * accepted
+    if gain < LEAST * accepted:
+        return False
+    if _surely(gain, low, looks):
+        return True
+    by_loss = _surely(fit.loss_less, fit.loss_less_low, looks) and _surely(gain, low, 1)
+    return by_loss and (rate(first_rate(own)) or 0.0) >= 0.5
+
+
+def _surely(value: float | None, low: float | None, looks: int) -> bool:
+    """Whether a difference with this lower end of its 95% interval is above 0, of `looks` taken."""
+    value, low = finite(value), finite(low)
+    if value is None or low is None:
+        return False
+    return value - (value - low) * critical(looks) / USUAL > 0
 
 
 def better(dossier: Dossier) -> list[ReadingFit]:
@@ -57,13 +80,27 @@ def better(dossier: Dossier) -> list[ReadingFit]:
     wanted = dossier.wanted
     if wanted is None:
         return []
-    own, looks = base(dossier), max(12, len(wanted.readings))
+    own, looks = base(dossier), _looks(dossier)
     fits = [
-        r for r in wanted.readings if not naming.is_declared(r.reading) and _gains(r, own, looks)
+        r for r in wanted.readings if not naming.is_declared(r.reading) and _gains(r, own, looks(r))
     ]
     fits.sort(key=lambda r: (-_gain(r, own), r.reading))
     plain = next((r for r in fits if not _is_searched(r) and _equal(r, fits[0], own)), None)
     return fits if plain is None else [plain, *(r for r in fits if r is not plain)]
+
+
+def _looks(dossier: Dossier) -> Callable[[ReadingFit], int]:
+    """How many readings a reading was looked for among.
+
+    What the files point to is a question of its own, asked before any text was seen: it is one of
+    the readings that answer it, not one of all.
+    """
+    assert dossier.wanted is not None
+    findings = () if dossier.audit is None else dossier.audit.findings
+    hinted = {f.cause for f in findings if f.severity != "note"} - {None}
+    causes = [naming.cause_of_reading(r.reading) for r in dossier.wanted.readings]
+    asked, every = sum(c in hinted for c in causes), max(12, len(causes))
+    return lambda fit: asked if naming.cause_of_reading(fit.reading) in hinted else every
 
 
 def _is_searched(fit: ReadingFit) -> bool:
