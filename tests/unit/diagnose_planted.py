@@ -21,6 +21,7 @@ from engines.reference.engine import Engine
 from engines.reference.loading import load_engine
 from engines.reference.request import Request
 from engines.reference.sampling import SamplingParams
+from engines.reference.tokenizer import Tokenizer
 from engines.trace.base import TraceStep
 from engines.trace.reference import trace_to_memory
 from harness.diagnose.records import Subject
@@ -44,11 +45,14 @@ def subject_of(pair: Path, k: int = 3, **more: Any) -> Subject:
 
 
 def prompts_of(engine: Engine, pair: Path, count: int) -> list[list[int]]:
+    assert engine.tokenizer is not None
+    return demo_prompts(engine.tokenizer, pair, count)
+
+
+def demo_prompts(tokenizer: Tokenizer, pair: Path, count: int) -> list[list[int]]:
     import json
 
     lines = (pair / "prompts.jsonl").read_text().splitlines()[:count]
-    tokenizer = engine.tokenizer
-    assert tokenizer is not None
     texts = [tokenizer.render(json.loads(line)["messages"]) for line in lines]
     return [tokenizer.encode(text, special=False) for text in texts]
 

@@ -323,6 +323,10 @@ def test_an_engine_that_dies_while_it_serves_costs_what_needs_it(
     demo_pair: Path, tmp_path: Path
 ) -> None:
     """What was found before is concluded from, and the death is told beside it."""
+    from diagnose_planted import demo_prompts
+
+    from engines.reference.tokenizer import Tokenizer
+
     (tmp_path / "dies.py").write_text(DIES)
     subject = Subject(
         engine="reference",
@@ -333,7 +337,7 @@ def test_an_engine_that_dies_while_it_serves_costs_what_needs_it(
     )
     ended = story.run(
         subject,
-        [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15]],
+        demo_prompts(Tokenizer(demo_pair / "target"), demo_pair, 4),
         tmp_path / "d",
         progress=PlainProgress(),
         options=Options(only=("expected", "observed"), max_tokens=40),
