@@ -178,6 +178,7 @@ def assert_trace(trace: Trace, answers: list[Answer], engine: Engine) -> None:
     assert max(batches) > 1
 
 
+@pytest.mark.full  # every day the diagnosis of a healthy pair rests on the same trace
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_the_trace_is_what_the_engine_did(engine: str, demo_pair: Path, tmp_path: Path) -> None:
     folder = tmp_path / "trace"
