@@ -194,8 +194,8 @@ def finish(ended: Outcome, as_json: bool, mended: Mended | str | None) -> None:
 
     `mended`: what was corrected, or why nothing was.
     """
-    from harness.diagnose.explain import to_markdown
     from harness.diagnose.folders import PAGE
+    from harness.diagnose.page.markdown import to_markdown
     from harness.measure.store import to_json
 
     if as_json:

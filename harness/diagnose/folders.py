@@ -51,12 +51,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """One experiment's end: what it found, or why it was not made."""
+    """One experiment's end: what it found."""
 
     name: str
     took_s: float
-    skipped: str | None = None
-    found: Any = None
+    found: Any
 
 
 def prompts_digest(prompts: Sequence[Sequence[int]]) -> str:
@@ -106,34 +105,28 @@ class DiagnosisFolder:
         with held(self.path, "another diagnosis is writing into it; wait for its end"):
             yield
 
-    def evidence(self, name: str) -> Evidence | None:
-        """What is known of an experiment; None where it was not finished, or cannot be read."""
+    def found(self, name: str, kind: type[T]) -> tuple[T, float] | None:
+        """An experiment's finding as its record, and the seconds that it took.
+
+        None where it was not finished, cannot be read, or is of another version's form.
+        """
         path = self._evidence(name)
         if not path.is_file():
             return None
         try:
-            return read_json(path, Evidence)
+            known = read_json(path, Evidence)
         except UsageError:
             path.unlink(missing_ok=True)  # damaged: it is made anew
             return None
-
-    def found(self, name: str, kind: type[T]) -> T | None:
-        """An experiment's finding as its record; None where there is none of this form."""
-        known = self.evidence(name)
-        if known is None or known.found is None:
-            return None
         try:
-            return msgspec.convert(known.found, kind)
+            return msgspec.convert(known.found, kind), known.took_s
         except msgspec.ValidationError:
             return None  # of another version: it is made anew
 
     def keep(self, name: str, found: Any, took_s: float) -> None:
         """An experiment's finding."""
-        self._write(Evidence(name=name, took_s=took_s, found=msgspec.to_builtins(found)))
-
-    def skip(self, name: str, why: str, took_s: float = 0.0) -> None:
-        """Why an experiment was not made."""
-        self._write(Evidence(name=name, took_s=took_s, skipped=why))
+        evidence = Evidence(name=name, took_s=took_s, found=msgspec.to_builtins(found))
+        write_atomic(self._evidence(name), to_json(evidence))
 
     def finish(self, dossier: Dossier, diagnosis: Diagnosis, pages: dict[str, str]) -> None:
         """The verdict: pages first, `diagnosis.json` last, which says that all is there."""
@@ -141,9 +134,6 @@ class DiagnosisFolder:
         for name, text in pages.items():
             write_atomic(self.path / name, text.encode())
         write_atomic(self.path / DIAGNOSIS, to_json(diagnosis))
-
-    def _write(self, evidence: Evidence) -> None:
-        write_atomic(self._evidence(evidence.name), to_json(evidence))
 
     def _evidence(self, name: str) -> Path:
         return self.path / "evidence" / f"{name}.json"

@@ -227,7 +227,7 @@ def _diagnosed(
     What it was planted in is removed at the end. An engine or a checkpoint that does not serve is
     told in the result, and no cause is called.
     """
-    from harness.diagnose.story import diagnose
+    from harness.diagnose.story import run
 
     begun = time.perf_counter()
     # evidence of other code is no evidence
@@ -242,7 +242,7 @@ def _diagnosed(
         other_form=planted.other_form,
     )
     try:
-        dossier, diagnosis = diagnose(
+        ended = run(
             subject,
             planted.prompts,
             work / "diagnosis",
@@ -251,6 +251,7 @@ def _diagnosed(
             target=engines.engine(subject.target),
             pages=False,
         )
+        dossier, diagnosis = ended.dossier, ended.diagnosis
     except (EngineError, HarnessError, DrafterError) as error:
         dossier = Dossier(subject=subject, skipped={"all": one_line(str(error))})
         diagnosis = _nothing(one_line(str(error)))

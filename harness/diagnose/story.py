@@ -100,23 +100,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return 4 if self.void is not None else 0
 
 
-def diagnose(
-    subject: Subject,
-    prompts: Sequence[Sequence[int]],
-    folder: Path,
-    *,
-    progress: Progress,
-    options: Options | None = None,
-    target: Engine | None = None,
-    pages: bool = True,
-) -> tuple[Dossier, Diagnosis]:
-    """What `run` finds, without how it ended."""
-    ended = run(
-        subject, prompts, folder, progress=progress, options=options, target=target, pages=pages
-    )
-    return ended.dossier, ended.diagnosis
-
-
 def run(
     subject: Subject,
     prompts: Sequence[Sequence[int]],
@@ -154,9 +137,9 @@ def run(
 def _experiment(work: Work, name: str, options: Options, progress: Progress) -> None:
     """Make it, or take what was found before, or say why it is left out."""
     title, kind = EXPERIMENTS[name]
-    kept, found = work.folder.evidence(name), work.folder.found(name, kind)
-    if found is not None:
-        work.take(name, found, kept.took_s if kept is not None else 0.0)
+    before = work.folder.found(name, kind)
+    if before is not None:
+        work.take(name, *before)
         progress.say(f"{name}: found before")
         return
     why = _unwanted(work, name, options)
@@ -254,7 +237,7 @@ def _conclude(dossier: Dossier) -> Diagnosis:
 
 def _pages(dossier: Dossier, diagnosis: Diagnosis, progress: Progress) -> dict[str, str]:
     """The report in both forms; a page that fails must not cost a diagnosis that was made."""
-    from harness.diagnose.explain import to_markdown
+    from harness.diagnose.page.markdown import to_markdown
     from harness.diagnose.page.page import render_page
 
     pages: dict[str, str] = {}

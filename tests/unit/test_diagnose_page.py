@@ -13,7 +13,7 @@ from chromium import axe, browser, opened
 from diagnose_any import DOSSIERS
 from hypothesis import HealthCheck, given, settings
 
-from harness.diagnose.explain import to_markdown
+from harness.diagnose.page.markdown import to_markdown
 from harness.diagnose.page.page import render_page
 from harness.diagnose.records import Diagnosis, Dossier, Share
 from harness.diagnose.verdict import conclude

@@ -352,8 +352,5 @@ def test_findings_survive_the_folder(tmp_path: Path) -> None:
     folder = DiagnosisFolder(tmp_path)
     finding = AuditFinding(severity="note", code="c", what="w", cause=None)
     folder.keep("audit", Audit(findings=(finding,), aux_layers=(2, 4)), 1.5)
-    assert folder.found("audit", Audit) == Audit(findings=(finding,), aux_layers=(2, 4))
-    folder.skip("states", "no trace")
-    known = folder.evidence("states")
-    assert known is not None and known.skipped == "no trace"
+    assert folder.found("audit", Audit) == (Audit(findings=(finding,), aux_layers=(2, 4)), 1.5)
     assert folder.found("states", Audit) is None

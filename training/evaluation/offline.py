@@ -171,9 +171,8 @@ def _generate(
         if len(ended) > done:
             tokens = sum(len(r.output) for r in ended[done:] if r is not None)
             done = len(ended)
-            if progress is None:
-                continue
-            progress.update(done - 1, tokens=tokens, text="")
+            if progress is not None:
+                progress.update(done - 1, tokens=tokens, text="")
     return [[] if request is None else request.output for request in requests]
 
 

@@ -114,7 +114,10 @@ class Work:
         self._known: Knowledge | None = None
         self._unknown: str | None = None
         self._traced: dict[str, list[TraceStep]] | None = None
-        self._rounds: dict[str, Asked] = folder.found(ROUNDS, dict[str, Asked]) or {}
+        before = folder.found(ROUNDS, dict[str, Asked])
+        self._rounds = {} if before is None else before[0]
+        self.failure: EngineFailed | None = None
+        """Why the engine did not start, or what it died of."""
 
     # -- the story's side --------------------------------------------------------------------
 
@@ -182,24 +185,25 @@ class Work:
                 raise Skipped(self._no_server) from None
         return self._server
 
-    failure: EngineFailed | None = None
-    """Why the engine did not start, or what it died of."""
-
     def round(self, way: Way, questions: Sequence[Question]) -> Asked:
         """Questions asked in one way; what was asked before is taken from the folder."""
         if way.name not in self._rounds:
             server = self.server()
             try:
-                self._rounds[way.name] = server.ask(questions, way, self.progress)
+                self._ask(server, way, questions)
             except EngineFailed as error:
                 if server.gone() is not None:  # it would die of the same questions again
                     self.failure, self._no_server = error, one_line(str(error))
                 elif not self._rounds:  # one that ran already: it has never answered anything
                     self.failure = error
                 raise
-            self.folder.keep(ROUNDS, self._rounds, 0.0)
             self._traced = None
         return self._rounds[way.name]
+
+    def _ask(self, server: Server, way: Way, questions: Sequence[Question]) -> None:
+        """Ask, and keep what was answered."""
+        self._rounds[way.name] = server.ask(questions, way, self.progress)
+        self.folder.keep(ROUNDS, self._rounds, 0.0)
 
     def traced(self) -> dict[str, list[TraceStep]]:
         """Every traced step of the greedy rounds by request. Raises `Skipped` without any."""
@@ -353,8 +357,7 @@ class Work:
             with serving(
                 switch.subject, self.folder.work, traced=False, progress=self.progress
             ) as server:
-                self._rounds[way.name] = server.ask(self.questions, way, self.progress)
-            self.folder.keep(ROUNDS, self._rounds, 0.0)
+                self._ask(server, way, self.questions)
         pair = (first, self._rounds[way.name])
         names = (switch.a, switch.b)
         return compared(switch.what, names, pair, k=self.subject.k, cause=switch.cause)
