@@ -60,6 +60,9 @@ ENVIRONMENT = {
 }
 """What every engine is started with, unless its adapter says otherwise."""
 
+DEATH_SEEN_S = 3.0
+"""How long after its requests failed an engine's death is looked for: what `death` is for."""
+
 _given_ports: set[int] = set()
 
 
@@ -142,6 +145,7 @@ class EngineProcess:
         self._last_beat = 0.0
         self._died_s: float | None = None
         self._code: int | None = None
+        self._death: EngineFailed | None = None
         self._kills: dict[str, int] = {}
         self._kills_after: dict[str, int] | None = None
 
@@ -281,6 +285,21 @@ class EngineProcess:
         if self._code is not None:
             self._died_s = self._elapsed()
         return self._code is None
+
+    def death(self, within_s: float = 0.0) -> EngineFailed | None:
+        """What the engine died of, None while it lives.
+
+        `within_s`: how long to look. A client sees the reset connections a moment before the
+        process is known to be dead.
+        """
+        end = time.monotonic() + within_s
+        while self.alive():
+            if time.monotonic() >= end:
+                return None
+            time.sleep(0.05)
+        if self._death is None:
+            self._death = self.failure()
+        return self._death
 
     def failure(self) -> EngineFailed:
         """What the engine died of, from its exit code and its log."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,19 +10,17 @@ from typing import Any, Protocol
 
 from engines.base import Adapter, EngineError, EngineFailed
 from engines.process import EngineProcess
+from harness.alive import Attached, Launched
 from harness.errors import HarnessError, one_line
 from harness.load.drive import drive
 from harness.load.prompts.datasets import Prompt
 from harness.load.streaming.client import Asking, ReadAcceptance
-from harness.load.streaming.connection import describe
-from harness.load.streaming.origin import Origin
 from harness.load.streaming.plain import plain_client
-from harness.load.streaming.pool import proxy_for
 from harness.measure.counters import CounterReader
 from harness.measure.replicas import ReplicaReader
 from harness.measure.store import to_json, write_atomic
 from harness.measure.told import read_acceptance_of
-from harness.plan.schema import ClientSection, Length, Plan
+from harness.plan.schema import Length, Plan
 from harness.plan.secret import secrets_of
 from harness.plan.serve import served_name
 from harness.prepare import Prepared, api_key
@@ -32,8 +28,6 @@ from harness.progress import Progress
 from harness.records import Cell, DraftCounts, LaunchRecord, LoadPoint, Phase, Variant
 from harness.stored import LAUNCH
 from harness.telemetry import Watch, watching
-
-DEATH_SEEN_S = 1.0
 
 
 class Server(Protocol):
@@ -60,72 +54,27 @@ class Server(Protocol):
         """The error to end with, given what the client saw."""
 
 
-class LaunchedServer:
+class LaunchedServer(Launched):
     """An engine of the harness's own."""
 
     watch: Watch | None = None
 
     def __init__(self, process: EngineProcess) -> None:
-        self._process = process
-        self.url = self.urls = process.base_url
+        super().__init__(process)
         self.pid = process.pid
         self.argv = process.argv
         self.ready_s = process.ready_s
-        self.log_path: Path | None = process.log_path
         self.phases = phases_of(process)
-        self._failure: EngineFailed | None = None
-
-    def gone(self) -> str | None:
-        if self._failure is None and not self._process.alive():
-            self._failure = self._process.failure()
-        return None if self._failure is None else str(self._failure)
-
-    def lost(self) -> str | None:
-        # The client sees the reset connections a moment before the process is known to be dead.
-        end = time.monotonic() + DEATH_SEEN_S
-        while self.gone() is None and time.monotonic() < end:
-            time.sleep(0.05)
-        return self.gone()
-
-    def failed(self, reason: str) -> EngineFailed:
-        self.gone()
-        return self._failure or EngineFailed(
-            f"{reason}; log: {self.log_path}", phase="serving", log_path=self.log_path
-        )
 
 
-class AttachedServer:
-    """A server that someone else runs, or replicas of one: no process to watch and no log."""
+class AttachedServer(Attached):
+    """A server that someone else runs, or replicas of one."""
 
     argv: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
     ready_s: float | None = None
-    log_path: Path | None = None
     pid: int | None = None
     watch: Watch | None = None
-
-    def __init__(self, urls: str, client: ClientSection) -> None:
-        self._origins = Origin.several(urls)
-        self.url = self._origins[0].root
-        self.urls = ",".join(origin.root for origin in self._origins)
-        self._client = client
-
-    def gone(self) -> str | None:
-        return None
-
-    def lost(self) -> str | None:
-        for origin in self._origins:
-            if proxy_for(origin.scheme, origin.host, self._client.proxy) is not None:
-                continue  # the proxy answers whether the server does or not
-            try:
-                socket.create_connection((origin.host, origin.port), timeout=5.0).close()
-            except OSError as error:
-                which = "" if len(self._origins) == 1 else f" at {origin.root}"
-                return f"the server{which} does not answer any more: {describe(error)}"
-        return None
-
-    def failed(self, reason: str) -> EngineFailed:
-        return EngineFailed(f"{self.urls}: {reason}", phase="serving")
 
 
 def phases_of(process: EngineProcess) -> tuple[Phase, ...]:

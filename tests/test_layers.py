@@ -37,8 +37,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engines": ("engines", "drafters.spec", "drafters.formats"),
     "engines.reference": ("engines", "drafters"),
     "training": (
-        *("training", "drafters", "engines", "harness.load", "harness.plan"),
+        *("training", "drafters", "engines", "harness.alive", "harness.load", "harness.plan"),
         *("harness.analyse.degenerate", "harness.measure", "harness.ending", *SHARED),
+    ),
+    "harness.alive": (
+        *("engines.base", "engines.process", "harness.load.streaming", "harness.plan.schema"),
     ),
     "harness.ending": ("engines.base", "drafters.spec", "harness.options", *SHARED),
     "harness.options": SHARED,
@@ -75,7 +78,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "harness.diagnose.page": ("harness.diagnose", "harness.report", "harness.analyse", *SHARED),
     # The drafter is run as the trainer runs it: that is what an engine is held against.
     "harness.diagnose.experiments": (
-        *("harness.diagnose", "engines", "drafters", "harness.load", "harness.measure"),
+        *("harness.diagnose", "engines", "drafters", "harness.alive", "harness.load"),
+        "harness.measure",
         *("harness.analyse", "harness.plan.schema", "training", *SHARED),
     ),
 }

@@ -11,8 +11,12 @@ import msgspec
 import pytest
 
 from engines.base import EngineFailed
+from engines.catalog import adapter
+from engines.process import free_port
 from harness.diagnose import story
-from harness.diagnose.experiments.work import Options, Skipped, Work
+from harness.diagnose.experiments.asking import spec_of
+from harness.diagnose.experiments.starting import started
+from harness.diagnose.experiments.work import ROUNDS, Options, Skipped, Work
 from harness.diagnose.folders import DiagnosisFolder, Identity, prompts_digest, unfinished
 from harness.diagnose.records import (
     Audit,
@@ -319,33 +323,58 @@ def die(engine):
 """
 
 
-def test_an_engine_that_dies_while_it_serves_costs_what_needs_it(
-    demo_pair: Path, tmp_path: Path
-) -> None:
-    """What was found before is concluded from, and the death is told beside it."""
-    from diagnose_planted import demo_prompts
-
-    from engines.reference.tokenizer import Tokenizer
-
+def dying_engine(demo_pair: Path, tmp_path: Path) -> Subject:
+    """The demo pair in an engine that dies in the midst of the first or second prompt."""
     (tmp_path / "dies.py").write_text(DIES)
-    subject = Subject(
+    return Subject(
         engine="reference",
         target=str(demo_pair / "target"),
         drafter=str(demo_pair / "drafter-mla"),
         k=3,
         extra_args=("--plugin", f"{tmp_path / 'dies.py'}:die"),
     )
-    ended = story.run(
+
+
+def looked_at(subject: Subject, demo_pair: Path, tmp_path: Path) -> story.Outcome:
+    from diagnose_planted import demo_prompts
+
+    from engines.reference.tokenizer import Tokenizer
+
+    return story.run(
         subject,
         demo_prompts(Tokenizer(demo_pair / "target"), demo_pair, 4),
         tmp_path / "d",
         progress=PlainProgress(),
         options=Options(only=("expected", "observed"), max_tokens=40),
     )
+
+
+@pytest.mark.parametrize("seen_by", ["the watch", "the client"])
+def test_an_engine_that_dies_while_it_serves_costs_what_needs_it(
+    seen_by: str, demo_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found before is concluded from, and the death is told beside it."""
+    from harness.load import drive
+
+    monkeypatch.setattr(drive, "WATCH_EVERY_S", 0.001 if seen_by == "the watch" else 3600.0)
+    ended = looked_at(dying_engine(demo_pair, tmp_path), demo_pair, tmp_path)
     assert ended.dossier.expected is not None and ended.dossier.observed is None
     assert ended.failure is not None and "exited with code 9" in str(ended.failure)
     assert ended.exit_code == 3
     assert (tmp_path / "d" / "diagnosis.json").is_file()
+
+
+def test_half_a_round_of_a_server_elsewhere_is_not_kept(demo_pair: Path, tmp_path: Path) -> None:
+    """It answered its first prompt and died: on resume that would be taken for the whole."""
+    subject = dying_engine(demo_pair, tmp_path)
+    spec = spec_of(subject, free_port())
+    with started(adapter("reference"), spec, tmp_path, 60.0, lambda line: None) as process:
+        process.wait_ready()
+        there = msgspec.structs.replace(subject, url=process.base_url, extra_args=())
+        ended = looked_at(there, demo_pair, tmp_path)
+    assert ended.dossier.observed is None
+    assert "does not answer any more" in ended.dossier.skipped["observed"]
+    assert DiagnosisFolder(tmp_path / "d").found(ROUNDS, dict[str, Any]) is None
 
 
 def test_findings_survive_the_folder(tmp_path: Path) -> None:

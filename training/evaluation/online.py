@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from drafters.formats import text_config
-from engines.base import Adapter, EngineFailed, ServeSpec
+from engines.base import Adapter, ServeSpec
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_config
 from engines.process import EngineProcess
+from harness.alive import Attached, Launched
 from harness.errors import UsageError
 from harness.load.drive import Driven, drive
 from harness.load.prompts.prompt import Prompt
@@ -32,7 +33,6 @@ from training.plan import TrainingPlan
 from training.progress import Progress
 
 MODEL = "target"
-GONE = "the engine is gone"
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,20 +96,22 @@ def ask_engine(name: str, serving: Serving, held: Sequence[HeldOut], folder: Pat
     """
     adapter = adapter_named(name)
     begun = time.perf_counter()
-    with _server(adapter, serving, folder) as (url, model, ready_s, gone):
-        http = plain_client(url, serving.plan.client, None)
-        reader = CounterReader(adapter, url, http)
+    with _server(adapter, serving, folder) as (host, model, ready_s):
+        http = plain_client(host.url, serving.plan.client, None)
+        reader = CounterReader(adapter, host.url, http)
         try:
             window = CounterWindow(reader)
-            driven = _drive(adapter, serving, held, (url, model), gone)
+            driven = _drive(adapter, serving, held, host, model)
             window.close()
         finally:
             reader.close()
-        if driven.interrupted is not None:
-            raise EngineFailed(f"{name}: {driven.interrupted}", phase="serving")
-    if all(record.status != "ok" for record in driven.records):  # no figure to keep
-        reason = next((r.error for r in driven.records if r.error), "no answer")
-        raise EngineFailed(f"{name}: no prompt was answered: {reason}", phase="serving")
+        failed = [record.error for record in driven.records if record.status != "ok"]
+        lost = driven.interrupted or (host.lost() if failed else None)
+        if lost is not None:
+            raise host.failed(lost)
+        if len(failed) == len(driven.records):  # no figure to keep
+            reason = next(filter(None, failed), "no answer")
+            raise host.failed(f"{name}: no prompt was answered: {reason}")
     counters = window.difference()
     counts, source = _taken(counters.delta, driven.records)
     return Online(
@@ -125,14 +127,15 @@ def ask_engine(name: str, serving: Serving, held: Sequence[HeldOut], folder: Pat
     )
 
 
-Server = tuple[str, str, float | None, Callable[[], str | None]]
+Server = tuple[Launched | Attached, str, float | None]
 
 
 @contextmanager
 def _server(adapter: Adapter, serving: Serving, folder: Path) -> Iterator[Server]:
-    """The server's root, the model's name there, how long it took to start, and its watch."""
+    """The server, the model's name there, and how long it took to start."""
     if serving.url is not None and adapter.name == "openai":
-        yield serving.url, serving.plan.target.served_name or MODEL, None, lambda: None
+        host = Attached(serving.url, serving.plan.client)
+        yield host, serving.plan.target.served_name or MODEL, None
         return
     spec = serving.spec()
 
@@ -147,29 +150,25 @@ def _server(adapter: Adapter, serving: Serving, folder: Path) -> Iterator[Server
     ) as process:
         process.start()
         process.wait_ready()
-        yield (
-            process.base_url,
-            MODEL,
-            process.ready_s,
-            lambda: None if process.alive() else GONE,
-        )
-        if not process.alive():
-            raise process.failure()
+        yield Launched(process), MODEL, process.ready_s
+        death = process.death()
+        if death is not None:
+            raise death
 
 
 def _drive(
     adapter: Adapter,
     serving: Serving,
     held: Sequence[HeldOut],
-    where: tuple[str, str],
-    gone: Callable[[], str | None],
+    host: Launched | Attached,
+    model: str,
 ) -> Driven:
     """Every prompt once, as many at once as the plan's `generate.concurrency`."""
     plan = serving.plan
     # Token ids and the completions endpoint: the same tokens for every engine, and ids come back.
     asking = Asking(
-        url=where[0],
-        model=where[1],
+        url=host.url,
+        model=model,
         endpoint="completions",
         max_tokens=plan.generate.max_tokens,
         sampling=serving.sampling,
@@ -200,7 +199,7 @@ def _drive(
         load,
         cell_id=adapter.name,
         seed=plan.seed,
-        engine_gone=gone,
+        engine_gone=host.gone,
         on_tally=on_tally,
         workers=1,
         read_acceptance=lambda payloads: _read(adapter, payloads),

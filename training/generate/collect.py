@@ -109,11 +109,11 @@ class Collector:
         finally:
             watch.cancel()
             await client.aclose()
-        return stop.reason
+        return stop.reason or (self._server.host.lost() if self.failures else None)
 
     async def _watch(self, stop: Stop, meter: Meter) -> None:
         while True:
-            reason = self._server.gone()
+            reason = self._server.host.gone()
             if reason is not None:
                 stop.set(reason)
             meter.tick()

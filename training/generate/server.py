@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import msgspec
 
-from engines.base import Adapter, EngineFailed
+from engines.base import Adapter
 from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
 from engines.process import EngineProcess
+from harness.alive import Attached, Launched
 from harness.errors import UsageError, one_line
 from harness.load.streaming.origin import Origin
 from harness.load.streaming.plain import plain_client
@@ -30,8 +31,8 @@ ASK_S = 10.0
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """A server that answers.
 
-    `gone()` tells why it answers no more, None while it does; `failed(reason)` is the error to end
-    with. `context`: the most tokens of prompt and answer, None: it does not say.
+    `host` tells whether it still answers. `context`: the most tokens of prompt and answer, None:
+    it does not say.
     """
 
     name: str
@@ -40,8 +41,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     adapter: Adapter
     version: str | None
     context: int | None
-    gone: Callable[[], str | None]
-    failed: Callable[[str], EngineFailed]
+    host: Launched | Attached
 
 
 def api_key(plan: TrainingPlan) -> str | None:
@@ -117,12 +117,7 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
             if adapter.name == "reference"
             else _version(plan, process.base_url, None),
             context=context,
-            gone=lambda: None if process.alive() else str(process.failure()),
-            failed=lambda reason: (
-                EngineFailed(f"{reason}; log: {process.log_path}", phase="serving")
-                if process.alive()
-                else process.failure()
-            ),
+            host=Launched(process),
         )
 
 
@@ -156,8 +151,7 @@ def _attached(plan: TrainingPlan, adapter: Adapter) -> Server:
         adapter=adapter,
         version=_version(plan, root, key),
         context=context,
-        gone=lambda: None,
-        failed=lambda reason: EngineFailed(f"{root}: {reason}", phase="serving"),
+        host=Attached(root, plan.client),
     )
 
 

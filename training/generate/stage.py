@@ -195,7 +195,7 @@ def _collect(plan: TrainingPlan, folder: Path, job: _Job, left: list[Talk]) -> B
                 meter.close()
                 write_record(folder / FAILURES, collector.failures)
         if reason is not None:
-            failed = server.failed(reason)
+            failed = server.host.failed(reason)
             raise type(failed)(
                 f"{failed}; {meter.done} of {len(job.wanted)} samples are kept, run the same "
                 "command again to go on",

@@ -17,6 +17,7 @@ import msgspec
 from engines.base import Adapter, EngineFailed, ServeSpec
 from engines.catalog import adapter as adapter_named
 from engines.process import free_port
+from harness.alive import Attached, Launched
 from harness.diagnose.experiments.log_facts import log_facts
 from harness.diagnose.experiments.starting import started
 from harness.diagnose.records import Subject
@@ -40,7 +41,6 @@ SERVED = "target"
 LONGEST_CONTEXT = 4096
 SEQUENCES = 16
 TIMEOUT_S = 600.0
-GONE = "the engine is gone"
 _ID_FIELDS = {"reference": "request_id", "vllm": "request_id", "sglang": "rid"}
 """The request field that carries the client's own id."""
 
@@ -122,18 +122,20 @@ class Server:
     def __init__(
         self,
         adapter: Adapter,
-        url: str,
+        host: Launched | Attached,
         access: Access,
         *,
-        gone: Callable[[], str | None] = lambda: None,
         trace: Path | None = None,
-        log: Path | None = None,
     ) -> None:
-        self.adapter, self.url, self.access = adapter, url, access
-        self.gone, self.trace, self.log = gone, trace, log
+        self.adapter, self.host, self.access = adapter, host, access
+        self.url, self.log, self.gone, self.trace = host.url, host.log_path, host.gone, trace
 
     def ask(self, questions: Sequence[Question], way: Way, progress: Telling) -> Asked:
-        """Ask each question once, `way.concurrency` at a time. Raises `EngineFailed`."""
+        """Ask each question once, `way.concurrency` at a time.
+
+        Raises `EngineFailed` where nothing was answered, and where the server did not live through
+        the round: half of one would be taken for the whole.
+        """
         ids = [f"{way.name}-{i:03d}-{secrets.token_hex(4)}" for i in range(len(questions))]
         client = plain_client(self.url, self.access.client, self.access.api_key)
         reader = CounterReader(self.adapter, self.url, client)
@@ -143,8 +145,10 @@ class Server:
             window.close()
         finally:
             reader.close()
-        if driven.interrupted is not None:
-            raise EngineFailed(f"{self.adapter.name}: {driven.interrupted}", phase="serving")
+        failed = next((r.error for r in driven.records if r.status != "ok"), None)
+        lost = driven.interrupted or (self.host.lost() if failed is not None else None)
+        if lost is not None:
+            raise self.host.failed(lost)
         asked = Asked(
             way=way,
             answers=tuple(answered(r, questions[r.index], ids[r.index]) for r in driven.records),
@@ -153,10 +157,7 @@ class Server:
             log_facts=self.facts(),
         )
         if not asked.ok:
-            reason = next((a.error for a in asked.answers if a.error), "no answer")
-            raise EngineFailed(
-                f"{self.adapter.name}: no prompt was answered: {reason}", phase="serving"
-            )
+            raise self.host.failed(f"no prompt was answered: {failed or 'no answer'}")
         return asked
 
     def facts(self) -> dict[str, str]:
@@ -264,7 +265,8 @@ def serving(
     """
     adapter = adapter_named(subject.engine)
     if subject.url is not None:
-        yield Server(adapter, subject.url.rstrip("/"), access or Access())
+        access = access or Access()
+        yield Server(adapter, Attached(subject.url, access.client), access)
         return
     place = _new_folder(folder)
     spec = spec_of(subject, free_port())
@@ -282,16 +284,10 @@ def serving(
             from engines.trace.launch import begin
 
             begin(subject.engine, process.base_url, trace)
-        yield Server(
-            adapter,
-            process.base_url,
-            Access(),
-            gone=lambda: None if process.alive() else GONE,
-            trace=trace,
-            log=process.log_path,
-        )
-        if not process.alive():
-            raise process.failure()
+        yield Server(adapter, Launched(process), Access(), trace=trace)
+        death = process.death()
+        if death is not None:
+            raise death
 
 
 def spec_of(subject: Subject, port: int) -> ServeSpec:
