@@ -12,9 +12,15 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# No test asserts a time: a busy machine takes ten times as long.
-hypothesis.settings.register_profile("no_deadline", deadline=None)
-hypothesis.settings.load_profile("no_deadline")
+# No test asserts a time: a busy machine takes ten times as long. Every day the same examples are
+# tried, so that what fails is the change's doing; the full run draws others each time.
+hypothesis.settings.register_profile(
+    "anew", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile(
+    "every_day", hypothesis.settings.get_profile("anew"), derandomize=True
+)
+hypothesis.settings.load_profile("every_day")
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -49,6 +55,12 @@ def make_pair() -> Callable[..., Path]:
 def demo_pair(make_pair: Callable[..., Path]) -> Path:
     """The default demo pair's folder: `target`, `drafter-mla`, `prompts.jsonl`."""
     return make_pair()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the examples before any test is read."""
+    if "full" in (config.getoption("-m") or ""):
+        hypothesis.settings.load_profile("anew")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
