@@ -16,7 +16,8 @@ SETTLE_S = 5.0
 POLL_S = 0.15
 TIMEOUT_S = 5.0
 TRIES = 12
-"""Readings that may fail one after another: a page that is gone shall not cost 5 s a cell."""
+"""Readings that may fail one after another: a page that is gone shall not cost 5 s a cell. So many
+are taken at least, however long this process itself was held up."""
 RESTART_S = 0.5
 """Start times of one process, or of one counter, that differ by more are of two."""
 
@@ -64,8 +65,11 @@ class CounterReader:
         """
         end = time.monotonic() + deadline_s
         last = self.read()
-        failed = 0
-        while (last is not None or self.failure is not None) and time.monotonic() < end:
+        failed = taken = 0
+        while last is not None or self.failure is not None:
+            taken += 1
+            if taken > TRIES and time.monotonic() > end:
+                break
             failed = 0 if self.failure is None else failed + 1
             if failed >= TRIES:
                 break
