@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +63,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the examples before any test is read."""
     if "full" in (config.getoption("-m") or ""):
         hypothesis.settings.load_profile("anew")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test draws without a seed of its own depends on it alone, not on those before it."""
+    seed = zlib.crc32(item.nodeid.encode())
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
