@@ -47,7 +47,9 @@ def make_pair() -> Callable[..., Path]:
     def make(target: str = "mla", drafter: str = "mla") -> Path:
         command = [sys.executable, "-m", "training", "demo"]
         command += ["--target", target, "--drafter", drafter]
-        result = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True, check=True)
+        result = subprocess.run(
+            command, cwd=REPO, stdout=subprocess.PIPE, text=True, check=True, timeout=7200
+        )
         return Path(result.stdout.strip().splitlines()[-1])
 
     return make
