@@ -63,7 +63,7 @@ class Killed:
 
     def assert_nothing_left(self) -> None:
         """Within the engine's grace and what a busy machine needs besides."""
-        end = time.monotonic() + 90
+        end = time.monotonic() + 300
         while (left := self.left()) and time.monotonic() < end:
             time.sleep(0.1)
         commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]

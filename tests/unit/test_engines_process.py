@@ -168,7 +168,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def gone(pids: list[int], within_s: float = 60.0) -> bool:
+def gone(pids: list[int], within_s: float = 300.0) -> bool:
     """Whether all have gone, waiting for it."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -180,14 +180,14 @@ def gone(pids: list[int], within_s: float = 60.0) -> bool:
 
 def wait_for(log: Path, text: str) -> None:
     """Until the log holds `text`: how long a machine takes for that is not under test."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while text not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def orphans(log: Path, n: int) -> list[int]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         pids = [int(found) for found in re.findall(r"orphan (\d+)", log.read_text())]
         if len(pids) == n:
@@ -374,7 +374,7 @@ def test_killed_while_serving(make: Any) -> None:
     children = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
     assert gone([int(children[0])])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while engine.alive() and time.monotonic() < deadline:
         time.sleep(0.02)
     error = engine.failure()

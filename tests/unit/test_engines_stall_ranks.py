@@ -106,6 +106,6 @@ def test_the_odd_rank_is_named_and_nothing_stays(process: EngineProcess, tmp_pat
     seen = tree(process.pid)
     assert len(seen) == WORLD + 1
     process.stop()
-    _gone, alive = psutil.wait_procs(seen, timeout=30)
+    _gone, alive = psutil.wait_procs(seen, timeout=120)
     assert not alive
     assert not os.path.exists(f"/proc/{process.pid}")

@@ -32,7 +32,7 @@ def quick() -> Iterator[ScriptedServer]:
 
 def exchange(server: ScriptedServer, path: str, body: bytes, more: str = "") -> tuple[bytes, bytes]:
     """One POST on a connection of its own; head and body with the chunked encoding undone."""
-    with socket.create_connection((server.host, server.port), timeout=20) as connection:
+    with socket.create_connection((server.host, server.port), timeout=300) as connection:
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{more}\r\n"
         connection.sendall(head.encode() + body)
         raw = b""
@@ -109,7 +109,7 @@ def test_bad_requests_are_answered_and_the_server_lives(quick: ScriptedServer) -
     head, raw = exchange(quick, "/v1/completions", b"{not json")
     assert head.startswith(b"HTTP/1.1 400") and "error" in json.loads(raw)
     assert exchange(quick, "/v1/nothing", b"{}")[0].startswith(b"HTTP/1.1 404")
-    with socket.create_connection((quick.host, quick.port), timeout=20) as connection:
+    with socket.create_connection((quick.host, quick.port), timeout=300) as connection:
         connection.sendall(b"what is this\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 400")
     assert json.loads(quick.get("/v1/models"))["data"][0]["id"] == "scripted"
@@ -118,7 +118,7 @@ def test_bad_requests_are_answered_and_the_server_lives(quick: ScriptedServer) -
 
 def test_connection_close_is_obeyed(quick: ScriptedServer) -> None:
     body = request()
-    with socket.create_connection((quick.host, quick.port), timeout=20) as connection:
+    with socket.create_connection((quick.host, quick.port), timeout=300) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
         connection.sendall(head.encode() + b"Connection: close\r\n\r\n" + body)
         raw = b""
@@ -257,7 +257,7 @@ def test_it_ends_with_its_starter_and_leaves_its_record(tmp_path: Path) -> None:
     assert process.stdin is not None and process.stdout is not None
     assert process.stdout.readline().startswith(b"http://127.0.0.1:")
     process.stdin.close()
-    assert process.wait(30) == 0
+    assert process.wait(300) == 0
     process.stdout.close()
     record = msgspec.msgpack.decode(file.read_bytes(), type=ServerRecord)
     assert record.requests == []
