@@ -44,7 +44,7 @@ def run_against(
 
 @measured
 def test_two_servers_are_compared(start: Start, prompts: Path, tmp_path: Path) -> None:
-    slow, fast = start(), start("--drafts", "3")
+    slow, fast = start("--step-ms", "20"), start("--drafts", "3", "--step-ms", "20")
     done, summary, folder = run_against(
         tmp_path, prompts, [f"baseline={slow}/v1", f"speculative={fast}"]
     )
