@@ -289,6 +289,15 @@ def test_a_reader_that_was_held_up_reads_on(monkeypatch: pytest.MonkeyPatch) -> 
     assert (found, settled) == (SpecCounters(drafts=5, running=0), True)
 
 
+def test_a_page_that_hangs_is_not_read_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, asked = failing_reader([httpx.ReadTimeout("slow")], monkeypatch)
+    seconds = itertools.count(step=6)
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda s: None)
+    monkeypatch.setattr(counters_module, "time", clock)
+    assert reader.settled() == (None, False)
+    assert asked[0] == 2
+
+
 def test_a_server_that_never_rests_is_unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
     found, settled = reader_of(["1 1"], monkeypatch).settled(deadline_s=0.05)
     assert (found, settled) == (SpecCounters(drafts=1, running=1), False)
