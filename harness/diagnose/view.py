@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from harness.diagnose.catalogue import EXPERIMENTS
 from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, kin
 from harness.diagnose.records import Diagnosis, Dossier, Ranked
 from harness.diagnose.rules import execution, states, wanted
@@ -16,18 +17,6 @@ WATERFALL = ("acceptance", "tokens a step", "drafts accepted", "lost")
 CAUSES_TABLE = ("cause", "how sure", "score", "for it", "against it", "what to do")
 FINDINGS_TABLE = ("severity", "finding", "remedy", "cause")
 EXPERIMENTS_TABLE = ("experiment", "made", "seconds", "what it found")
-TITLES = {
-    "audit": "the checkpoints, the arguments and the log, read",
-    "expected": "what the drafter would be accepted by the paper",
-    "observed": "what the engine accepts",
-    "states": "the states handed to the drafter, beside the reference's",
-    "replay": "the drafter in float32 on the engine's own states",
-    "wanted": "what the drafter was trained for",
-    "target": "the target's log-probabilities, beside the reference's",
-    "sampling": "acceptance at the temperature",
-    "toggles": "one thing at a time otherwise",
-    "controls": "what working and broken look like",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +75,7 @@ def view_of(dossier: Dossier, diagnosis: Diagnosis) -> View:
         waterfall=tuple(_waterfall(diagnosis, subject.k)),
         causes=tuple(_cause_row(r) for r in shown),
         excluded=tuple(r.title for r in diagnosis.ranked if r.strength == "excluded"),
-        experiments=tuple(_experiment(dossier, name) for name in TITLES),
+        experiments=tuple(_experiment(dossier, name) for name in EXPERIMENTS),
         findings=tuple(_findings(dossier)),
         schema=diagnosis.schema,
     )
@@ -154,7 +143,7 @@ def _experiment(dossier: Dossier, name: str) -> tuple[str, ...]:
         said, told = _FOUND[name](dossier), "yes"
     else:
         why = dossier.skipped.get(name)
-        said, told = one_line(why or TITLES[name], 300), "left out" if why else "no"
+        said, told = one_line(why or EXPERIMENTS[name].looks_at, 300), "left out" if why else "no"
     return name, told, "" if took is None or not made else f"{took:.1f}", said
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from engines.base import EngineFailed
 from harness.diagnose import story
+from harness.diagnose.catalogue import EXPERIMENTS
 from harness.diagnose.experiments.work import Options, Skipped, Work
 from harness.diagnose.folders import DiagnosisFolder, Identity, prompts_digest, unfinished
 from harness.diagnose.records import (
@@ -79,7 +80,7 @@ def run(folder: Path, **changes: Any) -> story.Outcome:
 
 def test_everything_lies_in_the_folder(scripted: type[Scripted], tmp_path: Path) -> None:
     ended = run(tmp_path / "d")
-    assert scripted.made == list(story.EXPERIMENTS)
+    assert scripted.made == list(EXPERIMENTS)
     assert ended.dossier.observed is not None
     assert ended.dossier.skipped["controls"] == "nothing to be had"
     names = {p.name for p in (tmp_path / "d").iterdir()}
@@ -229,7 +230,7 @@ def test_the_rest_is_left_out_once_it_is_decided(
     assert ended.dossier.skipped["replay"].startswith("not needed")
     scripted.made.clear()
     run(tmp_path / "b", thorough=True)
-    assert scripted.made == list(story.EXPERIMENTS)
+    assert scripted.made == list(EXPERIMENTS)
 
 
 def test_a_full_disk_ends_it(scripted: type[Scripted], tmp_path: Path) -> None:
