@@ -30,6 +30,7 @@ from harness.diagnose.folders import (
 )
 from harness.diagnose.records import Diagnosis, Dossier, Subject
 from harness.errors import HarnessError, UsageError, one_line
+from harness.measure.logprobs import NoLogprobs
 from harness.plan.strict import nearest
 from harness.progress import Progress
 from harness.resume import checkpoint_digest
@@ -125,6 +126,8 @@ def _experiment(work: Work, name: str, options: Options, progress: Progress) -> 
         found = work.make(name)
     except (Skipped, EngineError, HarnessError, DrafterError) as reason:
         why = one_line(str(reason))
+    except NoLogprobs as reason:
+        why = one_line(f"the server tells no log-probabilities: {reason}")
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
             raise  # a full disk ends the diagnosis; what is kept stays

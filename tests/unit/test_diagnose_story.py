@@ -7,10 +7,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import httpx
 import msgspec
 import pytest
 
 from engines.base import EngineFailed
+from engines.process import free_port
 from harness.diagnose import story
 from harness.diagnose.catalogue import EXPERIMENTS
 from harness.diagnose.experiments.work import Options, Skipped, Work
@@ -28,6 +30,7 @@ from harness.diagnose.records import (
 from harness.diagnose.subjects import _in_turn
 from harness.errors import UsageError
 from harness.load.prompts.prompt import Prompt
+from harness.measure.logprobs import LogprobReader
 from harness.progress import PlainProgress
 from harness.records import DraftCounts
 
@@ -153,6 +156,21 @@ def test_an_experiment_that_breaks_costs_itself_alone(
     assert ended.dossier.skipped["expected"] == "it died"
     assert "reset by peer" in ended.dossier.skipped["states"]
     assert ended.dossier.observed is not None
+
+
+def test_a_server_that_is_gone_is_told_in_plain_words(
+    scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reading(Scripted):
+        def make(self, name: str) -> Any:
+            if name == "target":
+                with httpx.Client(trust_env=False) as http:
+                    LogprobReader(http, f"http://127.0.0.1:{free_port()}", "m").continued([1], 2)
+            return super().make(name)
+
+    monkeypatch.setattr(story, "Work", Reading)
+    said = run(tmp_path / "d").dossier.skipped["target"]
+    assert said == "the server tells no log-probabilities: /generate: Connection refused"
 
 
 class Dying:
