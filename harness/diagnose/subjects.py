@@ -82,13 +82,21 @@ def case_of(asked: Asked) -> Case:
 
 
 def folder_for(case: Case, progress: Progress) -> Path:
-    """The folder of a diagnosis of this case that was cut short, else a new one."""
+    """The folder of a diagnosis of this case that was cut short, else a new one.
+
+    Raises `UsageError` where another process is making this very one.
+    """
     root = case.out / "diagnose"
     wanted = identity_of(case.subject, case.prompts, case.options)
     for folder, known in unfinished(root):
         if not _same_question(known, wanted):
             continue
-        changed = known.differences(wanted)
+        changed, by = known.differences(wanted), folder.held_by()
+        if by is not None and not changed:
+            raise UsageError(f"{folder.path}: {by} is making this very diagnosis; wait for its end")
+        if by is not None:
+            progress.say(f"{folder.path} is of {by}, which still runs; {', '.join(changed)} differ")
+            continue
         if not changed:
             progress.say(f"going on with {folder.path}")
             return folder.path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +17,13 @@ from engines.process import free_port
 from harness.diagnose import story
 from harness.diagnose.catalogue import EXPERIMENTS
 from harness.diagnose.experiments.work import Options, Skipped, Work
-from harness.diagnose.folders import DiagnosisFolder, Identity, prompts_digest, unfinished
+from harness.diagnose.folders import (
+    HOLDER,
+    DiagnosisFolder,
+    Identity,
+    prompts_digest,
+    unfinished,
+)
 from harness.diagnose.records import (
     Audit,
     AuditFinding,
@@ -27,7 +34,7 @@ from harness.diagnose.records import (
     Observed,
     Subject,
 )
-from harness.diagnose.subjects import _in_turn
+from harness.diagnose.subjects import Case, _in_turn, folder_for
 from harness.errors import UsageError
 from harness.load.prompts.prompt import Prompt
 from harness.measure.logprobs import LogprobReader
@@ -122,6 +129,49 @@ def test_what_was_found_is_not_made_again(scripted: type[Scripted], tmp_path: Pa
     assert scripted.made[0] == "observed"
     assert ended.dossier.expected is not None and ended.dossier.took_s.keys() >= {"expected"}
     assert list(unfinished(tmp_path)) == []
+
+
+def case(out: Path, **changes: Any) -> Case:
+    prompts = tuple(map(tuple, PROMPTS))
+    return Case(subject=SUBJECT, prompts=prompts, options=Options(**changes), out=out)
+
+
+def test_one_that_still_runs_is_not_cut_short(
+    scripted: type[Scripted], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "diagnose" / "d"
+    scripted.finds["observed"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run(place)
+    folder = DiagnosisFolder(place)
+    assert folder.held_by() is None and not (place / HOLDER).exists()
+    with folder.claimed():
+        mine = f"process {os.getpid()}"
+        assert folder.held_by() == mine
+        with pytest.raises(UsageError, match=f"d: {mine} is making this very diagnosis; wait"):
+            folder_for(case(tmp_path), PlainProgress())
+        with pytest.raises(UsageError, match=f"{mine} is diagnosing in it"):
+            run(place)
+        assert folder_for(case(tmp_path, max_tokens=8), PlainProgress()) != place
+        said = capsys.readouterr().err
+        assert f"of {mine}, which still runs; max_tokens differ" in said
+        assert "cut short" not in said
+    assert folder_for(case(tmp_path, max_tokens=8), PlainProgress()) != place
+    assert "cut short, but max_tokens changed" in capsys.readouterr().err
+
+
+def test_a_note_of_a_process_that_was_killed_holds_nothing(
+    scripted: type[Scripted], tmp_path: Path
+) -> None:
+    place = tmp_path / "diagnose" / "d"
+    scripted.finds["observed"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run(place)
+    (place / HOLDER).write_text("1", encoding="utf-8")
+    assert folder_for(case(tmp_path), PlainProgress()) == place
+    scripted.finds["observed"] = Observed(acceptance=length(188), temperature=0.0, concurrency=8)
+    run(place)
+    assert not (place / HOLDER).exists()
 
 
 def test_damaged_evidence_is_made_again(scripted: type[Scripted], tmp_path: Path) -> None:
