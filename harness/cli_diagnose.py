@@ -146,7 +146,7 @@ def diagnose(
         test_itself(asked_for)
     if run is not None and profile is not None:
         raise UsageError("--profile: a stored run has its own plan; change it with --set")
-    from harness.diagnose.mend import check_new, try_to_mend
+    from harness.diagnose.mend import begun, check_new, try_to_mend
     from harness.diagnose.story import check_names
     from harness.diagnose.story import run as do_diagnose
     from harness.diagnose.subjects import Asked, case_of, folder_for
@@ -156,11 +156,12 @@ def diagnose(
 
     check_names(only or (), "--only")
     check_names(skip or (), "--skip")
+    check_out(out)
+    mending: Path | None = None
     if fix is not None:
         check_new(fix)
-    check_out(out)
-    if fix is not None:
         check_out(fix, "--fix")
+        mending = begun(fix)
     urls = parse_urls([url] if url else [])
     default = () if run is not None else (("openai",) if urls else ("reference",))
     request = Request(
@@ -185,15 +186,17 @@ def diagnose(
         case = case_of(asked)
         for line in case.said:
             progress.say(line)
-        folder = folder_for(case, progress)
+        folder = folder_for(case, progress, mending)
         progress.say(f"writing to {folder}")
         with telling_how_to_go_on():
             ended = do_diagnose(
                 case.subject, case.prompts, folder, progress=progress, options=case.options
             )
-        mended: Mended | str | None = None
-        if fix is not None and ended.found:
-            mended = try_to_mend(ended, case.prompts, fix, progress=progress, options=case.options)
+            mended: Mended | str | None = None
+            if fix is not None and ended.found:
+                mended = try_to_mend(
+                    ended, case.prompts, fix, progress=progress, options=case.options
+                )
     finish(ended, as_json, mended)
 
 

@@ -166,10 +166,19 @@ class DiagnosisFolder:
 def unfinished(root: Path) -> Iterator[tuple[DiagnosisFolder, Identity]]:
     """The diagnoses below `root` that are under way or were cut short, the newest first."""
     for path in sorted(root.glob(f"*/{IDENTITY}"), reverse=True):
-        folder = DiagnosisFolder(path.parent)
-        try:
-            known = folder.identity()
-        except UsageError:
-            continue
-        if known is not None and not folder.finished:
-            yield folder, known
+        for folder, known in of_folder(path.parent):
+            if not folder.finished:
+                yield folder, known
+
+
+def of_folder(path: Path | None) -> Iterator[tuple[DiagnosisFolder, Identity]]:
+    """The diagnosis in `path`, where there is one that can be read."""
+    if path is None:
+        return
+    folder = DiagnosisFolder(path)
+    try:
+        known = folder.identity()
+    except UsageError:
+        return
+    if known is not None:
+        yield folder, known

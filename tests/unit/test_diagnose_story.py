@@ -160,6 +160,17 @@ def test_one_that_still_runs_is_not_cut_short(
     assert "cut short, but max_tokens changed" in capsys.readouterr().err
 
 
+def test_a_mending_that_was_cut_short_needs_no_second_diagnosis(
+    scripted: type[Scripted], tmp_path: Path
+) -> None:
+    place = tmp_path / "diagnose" / "d"
+    run(place)
+    assert folder_for(case(tmp_path), PlainProgress()) != place  # it is finished
+    assert folder_for(case(tmp_path), PlainProgress(), place) == place
+    assert folder_for(case(tmp_path, max_tokens=8), PlainProgress(), place) != place
+    assert folder_for(case(tmp_path), PlainProgress(), tmp_path / "gone") != place
+
+
 def test_a_note_of_a_process_that_was_killed_holds_nothing(
     scripted: type[Scripted], tmp_path: Path
 ) -> None:
