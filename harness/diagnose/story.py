@@ -29,6 +29,7 @@ from harness.diagnose.folders import (
     prompts_digest,
 )
 from harness.diagnose.records import Diagnosis, Dossier, Subject
+from harness.diagnose.sentences import NOT_NEEDED
 from harness.errors import HarnessError, UsageError, one_line
 from harness.measure.logprobs import NoLogprobs
 from harness.plan.strict import nearest
@@ -149,7 +150,7 @@ def _unwanted(work: Work, name: str, options: Options) -> str | None:
     if name in options.skip:
         return "left out (--skip)"
     if not options.thorough and _decided(work.dossier):
-        return "not needed: the verdict is certain without it"
+        return f"{NOT_NEEDED}: the verdict is certain without it"
     return None
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import get_args
 
 from harness.diagnose.catalogue import EXPERIMENTS
-from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, kin
+from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, Stage, kin
 from harness.diagnose.records import Diagnosis, Dossier, Ranked
 from harness.diagnose.rules import execution, states, wanted
 from harness.diagnose.rules.measures import counted, length, number, percent, span
@@ -16,6 +17,8 @@ from harness.errors import one_line
 WATERFALL = ("acceptance", "tokens a step", "drafts accepted", "lost")
 CAUSES_TABLE = ("cause", "how sure", "score", "for it", "against it", "what to do")
 FINDINGS_TABLE = ("severity", "finding", "remedy", "cause")
+OTHER = "other"
+"""Where a cause is told under that this version does not know."""
 EXPERIMENTS_TABLE = ("experiment", "made", "seconds", "what it found")
 
 
@@ -35,6 +38,15 @@ class CauseRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ruled:
+    """The excluded causes of one stage: names, and what each says, the least likely last."""
+
+    stage: str
+    causes: tuple[str, ...]
+    titles: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class View:
     """What is told of a diagnosis, in order."""
 
@@ -49,7 +61,7 @@ class View:
     next_experiments: tuple[str, ...]
     waterfall: tuple[tuple[str, ...], ...]
     causes: tuple[CauseRow, ...]
-    excluded: tuple[str, ...]
+    excluded: tuple[Ruled, ...]
     experiments: tuple[tuple[str, ...], ...]
     findings: tuple[tuple[str, ...], ...]
     schema: str
@@ -74,7 +86,7 @@ def view_of(dossier: Dossier, diagnosis: Diagnosis) -> View:
         next_experiments=tuple(one_line(n, 300) for n in diagnosis.next_experiments),
         waterfall=tuple(_waterfall(diagnosis, subject.k)),
         causes=tuple(_cause_row(r) for r in shown),
-        excluded=tuple(r.title for r in diagnosis.ranked if r.strength == "excluded"),
+        excluded=tuple(_excluded(diagnosis)),
         experiments=tuple(_experiment(dossier, name) for name in EXPERIMENTS),
         findings=tuple(_findings(dossier)),
         schema=diagnosis.schema,
@@ -133,6 +145,19 @@ def _cause_row(ranked: Ranked) -> CauseRow:
         settles=ranked.settles or "",
         remedy=one_line(ranked.remedy, 800),
     )
+
+
+def _excluded(diagnosis: Diagnosis) -> Iterator[Ruled]:
+    """By stage, in the order in which a request goes through them."""
+    out = [r for r in diagnosis.ranked if r.strength == "excluded"]
+    for stage in (*get_args(Stage), OTHER):
+        own = [r for r in out if (CAUSES[r.cause].stage if r.cause in CAUSES else OTHER) == stage]
+        if own:
+            yield Ruled(
+                stage=stage,
+                causes=tuple(r.cause for r in own),
+                titles=tuple(r.title for r in own),
+            )
 
 
 def _experiment(dossier: Dossier, name: str) -> tuple[str, ...]:

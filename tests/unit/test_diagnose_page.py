@@ -13,6 +13,7 @@ from chromium import axe, browser, opened
 from diagnose_any import DOSSIERS
 from hypothesis import HealthCheck, given, settings
 
+from harness.diagnose.causes import CAUSES
 from harness.diagnose.page.markdown import to_markdown
 from harness.diagnose.page.page import render_page
 from harness.diagnose.records import Diagnosis, Dossier, Share
@@ -46,6 +47,24 @@ def test_both_say_the_verdict_the_remedy_and_the_evidence(cause: str) -> None:
             assert found.ranked[0].remedy in both
             assert found.ranked[0].evidence_for[0] in both
     assert set(re.findall(r"https?://[\w.]+", page)) <= {"http://www.w3.org"}
+
+
+def test_what_is_excluded_is_counted_and_listed_by_stage() -> None:
+    dossier = made.CASES["layers_shifted"]()
+    page, text = told(dossier)
+    out = [r for r in conclude(dossier).ranked if r.strength == "excluded"]
+    assert len(out) > 20
+    assert f"Excluded: {len(out)} causes." in text
+    listed = text.partition(" causes.")[2].partition("##")[0].replace("\\", "").split("\n")
+    names = {line.partition(":")[0]: line.partition(": ")[2].split(", ") for line in listed}
+    assert sorted(names["- states"]) == sorted(
+        r.cause for r in out if CAUSES[r.cause].stage == "states"
+    )
+    assert {r.cause for r in out} == {name for own in names.values() for name in own} - {""}
+    assert not any(r.title in "".join(listed) for r in out)
+    folded = page.partition(f"<summary>Excluded: {len(out)} causes</summary>")[2]
+    folded = folded.partition("</details>")[0].replace("&#39;", "'")
+    assert all(r.title in folded for r in out) and folded.count("<li>") == len(out) + len(names) - 1
 
 
 def test_every_figure_is_there_and_says_what_it_shows() -> None:
