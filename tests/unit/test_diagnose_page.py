@@ -164,3 +164,38 @@ def test_the_verdict_comes_first_and_figures_have_a_size(chromium: Any, page: Pa
         )
     assert top < 300 and heads[:2] == ["H1", "DIV"]
     assert len(boxes) == 3 and all(w > 300 and h > 100 for w, h in boxes)
+
+
+def test_no_word_of_a_figure_is_cut(chromium: Any, tmp_path: Path) -> None:
+    dossier = made.handed(made.bad("hidden[{1}]"))
+    for name in ("expected", "observed"):
+        found = getattr(dossier, name)
+        counts = found.acceptance.counts
+        many = made.times(
+            counts,
+            **{f: 10_000 * getattr(counts, f) for f in ("drafts", "drafted", "accepted")},
+            per_position=tuple(10_000 * n for n in counts.per_position),
+        )
+        acceptance = made.times(found.acceptance, counts=many)
+        dossier = made.times(dossier, **{name: made.times(found, acceptance=acceptance)})
+    path = tmp_path / "diagnosis.html"
+    path.write_text(told(dossier)[0], encoding="utf-8")
+    with opened(chromium, path, width=DESK) as reader:
+        texts = reader.look(
+            """[...document.querySelectorAll("figure svg text")].map((text) => {
+                const own = text.getBoundingClientRect();
+                const all = text.closest("svg").getBoundingClientRect();
+                return [text.textContent.trim(), Math.min(own.left - all.left,
+                    all.right - own.right, own.top - all.top, all.bottom - own.bottom)]; })"""
+        )
+        heights = reader.look(
+            """[...document.querySelectorAll("#fig-acceptance svg text")]
+                .filter((text) => text.textContent.includes("n = "))
+                .map((text) => text.getBoundingClientRect().height)"""
+        )
+        whole = reader.look(
+            "document.querySelector('#fig-acceptance svg').getBoundingClientRect().height"
+        )
+    assert len(texts) > 40 and [name for name, room in texts if room < 0] == []
+    # An axis is a little more than two thirds of the figure's height, a label no longer.
+    assert len(heights) == 2 and max(heights) < 0.75 * whole
