@@ -194,6 +194,8 @@ def _observed(dossier: Dossier) -> str:
     told = f"{span(dossier.observed.acceptance)} tokens a step"
     if dossier.observed.identical is not None:
         told += f"; {counted(dossier.observed.identical)} answers are the target's own"
+    if dossier.observed.untraced:
+        told += f"; the trace of {dossier.observed.untraced} answers is missing or ends early"
     return told
 
 

@@ -67,6 +67,13 @@ def test_what_is_excluded_is_counted_and_listed_by_stage() -> None:
     assert all(r.title in folded for r in out) and folded.count("<li>") == len(out) + len(names) - 1
 
 
+def test_answers_without_a_whole_trace_are_told() -> None:
+    healthy = made.healthy()
+    odd = made.times(healthy, observed=made.times(healthy.observed, untraced=3))
+    assert all("the trace of 3 answers is missing or ends early" in form for form in told(odd))
+    assert all("ends early" not in form for form in told(healthy))
+
+
 def test_every_figure_is_there_and_says_what_it_shows() -> None:
     page, _ = told(made.handed(made.bad("hidden[{1}]")))
     labels = dict(re.findall(r'id="fig-([a-z-]+)">\s*<div[^>]*aria-label="([^"]*)"', page))
