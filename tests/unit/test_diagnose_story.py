@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import diagnose_cases as made
 import httpx
 import msgspec
 import pytest
@@ -183,6 +185,56 @@ def test_a_note_of_a_process_that_was_killed_holds_nothing(
     scripted.finds["observed"] = Observed(acceptance=length(188), temperature=0.0, concurrency=8)
     run(place)
     assert not (place / HOLDER).exists()
+
+
+class Stopping(PlainProgress):
+    """Ends its own process as soon as the experiment `after` is kept."""
+
+    def __init__(self, after: str, number: int) -> None:
+        super().__init__()
+        self.after, self.number = after, number
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        if text.startswith(f"{self.after}: done"):
+            os.kill(os.getpid(), self.number)
+
+
+def everything_found() -> dict[str, Any]:
+    """A record of every experiment."""
+    whole = made.toggled(made.sampled(1.5, 2.5, 2.4, 0.3), "graphs", "drafter_graph", 2, 2, "same")
+    return {name: getattr(whole, name) for name in EXPERIMENTS}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_one_that_ends_after_any_experiment_goes_on_behind_it(
+    name: str, number: int, scripted: type[Scripted], tmp_path: Path
+) -> None:
+    scripted.finds = everything_found()
+    whole = run(tmp_path / "whole")
+    place = tmp_path / "diagnose" / "d"
+    child = os.fork()
+    if child == 0:
+        try:
+            story.run(SUBJECT, PROMPTS, place, progress=Stopping(name, number), options=Options())
+        except KeyboardInterrupt:
+            os._exit(130)
+        os._exit(0)
+    wanted = 130 if number == signal.SIGINT else -signal.SIGKILL
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == wanted
+    names = list(EXPERIMENTS)
+    before, after = names[: names.index(name) + 1], names[names.index(name) + 1 :]
+    assert {p.stem for p in (place / "evidence").iterdir()} == set(before)
+    assert folder_for(case(tmp_path), PlainProgress()) == place
+    scripted.made.clear()
+    ended = run(place)
+    assert scripted.made == after
+    assert ended.diagnosis == whole.diagnosis
+    assert msgspec.structs.replace(ended.dossier, took_s={}) == msgspec.structs.replace(
+        whole.dossier, took_s={}
+    )
+    assert list(unfinished(tmp_path / "diagnose")) == []
 
 
 def test_damaged_evidence_is_made_again(scripted: type[Scripted], tmp_path: Path) -> None:
