@@ -146,7 +146,7 @@ def diagnose(
         test_itself(asked_for)
     if run is not None and profile is not None:
         raise UsageError("--profile: a stored run has its own plan; change it with --set")
-    from harness.diagnose.mend import begun, check_new, try_to_mend
+    from harness.diagnose.mend import begun, check_new, discard, try_to_mend
     from harness.diagnose.story import check_names
     from harness.diagnose.story import run as do_diagnose
     from harness.diagnose.subjects import Asked, case_of, folder_for
@@ -197,6 +197,8 @@ def diagnose(
                 mended = try_to_mend(
                     ended, case.prompts, fix, progress=progress, options=case.options
                 )
+            elif fix is not None and ended.exit_code == 0:
+                discard(fix)
     finish(ended, as_json, mended)
 
 

@@ -115,6 +115,13 @@ def begun(out: Path) -> Path | None:
     return _begun_in(partial)
 
 
+def discard(out: Path) -> None:
+    """Remove what an interrupted `--fix out` left, where nothing is left to mend."""
+    partial = _partial_of(out)
+    if partial.is_dir() and DiagnosisFolder(partial).held_by() is None:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def _partial_of(out: Path) -> Path:
     """Where everything is written until it is whole; the lock on it tells who is alive."""
     return out.absolute().parent / f".{out.absolute().name}.partial"

@@ -272,6 +272,14 @@ def test_what_is_left_of_another_mending_goes(tmp_path: Path, proofs: Proofs, ho
     assert {p.name for p in out.iterdir()} == {"mended.json", "sets.txt", "proof-1", "proof-2"}
 
 
+def test_what_is_left_goes_where_nothing_is_to_be_mended(tmp_path: Path, proofs: Proofs) -> None:
+    out = tmp_path / "fix"
+    cut_short(proofs, out, "kill -9")
+    mend.discard(out)
+    mend.discard(out)  # nothing is there any more
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_a_living_process_writes_is_left_alone(tmp_path: Path, proofs: Proofs) -> None:
     out = tmp_path / "fix"
     cut_short(proofs, out, "Ctrl-C")
@@ -279,6 +287,7 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path: Path, proofs: Proo
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(UsageError, match=f"fix: process {os.getpid()} is writing it"):
             mend.begun(out)
+        mend.discard(out)
         said = fixed(two_faults(tmp_path), out, **FORMS)
         assert isinstance(said, str) and f"process {os.getpid()} is diagnosing in it" in said
         assert sorted(tmp_path.rglob("*")) == before
