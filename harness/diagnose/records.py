@@ -131,6 +131,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """Greedy answers equal to the target's own, token for token."""
     counted_otherwise: DraftCounts | None = None
     """What the trace counts, where that is not what the engine's counters say."""
+    untraced: int | None = None
+    """Answers whose trace is missing or ends before they do; None where nothing was traced."""
     in_run: Length | None = None
     """What the stored run that is diagnosed was accepted, on its own prompts and at its load."""
 

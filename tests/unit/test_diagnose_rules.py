@@ -499,3 +499,26 @@ def test_a_healthy_drafter_is_hardly_ever_called_faulty_by_chance() -> None:
         if found.cause != "none":
             called[seed] = found.verdict[:160]
     assert len(called) <= 3, called
+
+
+def test_what_was_left_out_is_told_beside_no_fault() -> None:
+    whole = made.healthy()
+    skipped = {
+        "states": "a server that runs already writes no trace: let the harness start the engine",
+        "replay": "a server that runs already writes no trace: let the harness start the engine",
+        "wanted": "left out (--only)",
+        "target": "it failed (KeyError: 'x')",
+        "toggles": "no switch",
+    }
+    none = dict.fromkeys(("states", "replay", "wanted", "target"))
+    found = conclude(made.times(whole, **none, skipped=skipped))
+    assert found.cause == "none"
+    assert found.verdict.endswith(
+        " (not looked at: states, replay [a server that runs already writes no trace]; wanted "
+        "[left out (--only)]; target [it failed (KeyError: 'x')])."
+    )
+    assert found.verdict.startswith("No fault in what was looked at: 49%")
+    needless = made.times(whole, target=None, skipped={"target": "not needed: it is certain"})
+    assert "not looked at" not in conclude(needless).verdict
+    bare = conclude(Dossier(subject=whole.subject, skipped={"audit": "left out (--skip)"}))
+    assert "could show one (not looked at: audit [left out (--skip)]; expected" in bare.verdict

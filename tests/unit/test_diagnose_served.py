@@ -128,6 +128,34 @@ def test_answers_too_short_for_a_step_imply_nothing(knowledge: Knowledge) -> Non
     assert sampled(knowledge, asked, {"0": [1]}) is None
 
 
+@pytest.mark.parametrize("off", [10, -10, 100_000])
+def test_a_table_that_points_nowhere_implies_less_and_is_no_error(
+    knowledge: Knowledge, monkeypatch: pytest.MonkeyPatch, off: int
+) -> None:
+    texts = knowledge.texts[:4]
+    answers = tuple(
+        Answered(
+            request=str(i),
+            question=str(i),
+            prompt_tokens=len(text.prompt),
+            token_ids=tuple(text.answer),
+            steps=(0,) * (len(text.answer) - 1),
+        )
+        for i, text in enumerate(texts)
+    )
+    asked = Asked(way=Way(name="sampled", temperature=0.5), answers=answers)
+    questions = {str(i): text.prompt for i, text in enumerate(texts)}
+    right = sampled(knowledge, asked, questions)
+    monkeypatch.setattr(knowledge.drafter, "to_target", lambda ids: ids + off)
+    wrong = sampled(knowledge, asked, questions)
+    assert right is not None and wrong is not None
+    for own, other in (
+        (right.implied_sampled, wrong.implied_sampled),
+        (right.implied_greedy, wrong.implied_greedy),
+    ):
+        assert own is not None and other is not None and 1.0 <= other < own
+
+
 def test_a_drafters_chances_are_found_whatever_the_order_of_its_table() -> None:
     table = torch.tensor([4, 1, 5])  # the target's ids of draft ids 0, 1, 2
     spec = SimpleNamespace(vocab_size=6, draft_vocab_size=3)
