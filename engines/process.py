@@ -62,6 +62,8 @@ ENVIRONMENT = {
 
 DEATH_SEEN_S = 3.0
 """How long after its requests failed an engine's death is looked for: what `death` is for."""
+CLOSED_S = 60.0
+"""The same, where nothing listens at its port any more: on a busy machine death is told late."""
 
 _given_ports: set[int] = set()
 
@@ -292,9 +294,10 @@ class EngineProcess:
         `within_s`: how long to look. A client sees the reset connections a moment before the
         process is known to be dead.
         """
-        end = time.monotonic() + within_s
+        begun = time.monotonic()
         while self.alive():
-            if time.monotonic() >= end:
+            waited_s = time.monotonic() - begun
+            if waited_s >= within_s and not (within_s and waited_s < CLOSED_S and self._closed()):
                 return None
             time.sleep(0.05)
         if self._death is None:
@@ -364,6 +367,14 @@ class EngineProcess:
             return False
         finally:
             connection.close()
+
+    def _closed(self) -> bool:
+        """Whether its port refuses connections."""
+        try:
+            socket.create_connection((_reachable(self.spec), self.spec.port), timeout=1.0).close()
+        except OSError as error:
+            return isinstance(error, ConnectionRefusedError)
+        return False
 
     def _starved(self) -> str | None:
         """What the kernel killed for want of memory since the launch, in words."""

@@ -355,21 +355,22 @@ class Supervisor:
         start = time.monotonic()
         if self.child_status is None:
             self._ask_to_end()
-        rest_asked = killing = False
+        rest_asked = False
+        killed: float | None = None
         while True:
             self._pump()
             self._reap()
             left = descendants(os.getpid())
-            elapsed = time.monotonic() - start
+            now = time.monotonic()
             if not left and self.child_status is not None:
                 return
-            if elapsed > self.grace_s + KILL_WAIT_S:
+            if killed is not None and now - killed > KILL_WAIT_S:
                 print(f"processes that could not be killed: {left}", file=sys.stderr, flush=True)
                 return
-            if elapsed > self.grace_s:
-                if not killing:
+            if now - start > self.grace_s:
+                if killed is None:
                     print(f"still there after {self.grace_s:g} s: killed", file=sys.stderr)
-                    killing = True
+                    killed = now
                 send(left, signal.SIGKILL)
             elif self.child_status is not None and not rest_asked:
                 rest_asked = True

@@ -21,8 +21,9 @@ from harness.prepare import Prepared, api_key
 from harness.sampler import About, Orders
 
 ROOT = Path(__file__).resolve().parents[1]
-SAMPLE_S = 1.0
-"""How long the sample that was asked for at either end of a window is waited for."""
+SAMPLE_S = 10.0
+"""How long the sample that was asked for at either end of a window is waited for: one of a page
+that does not answer fails sooner, and a process that ended is not waited for."""
 
 
 class Watch:

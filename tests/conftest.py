@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-# No test asserts a time: a busy machine takes ten times as long.
-hypothesis.settings.register_profile("no_deadline", deadline=None)
-hypothesis.settings.load_profile("no_deadline")
+# No test asserts a time: a busy machine takes ten times as long. Every day the same examples are
+# tried, so that what fails is the change's doing; the full run draws others each time.
+hypothesis.settings.register_profile(
+    "anew", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile(
+    "every_day", hypothesis.settings.get_profile("anew"), derandomize=True
+)
+hypothesis.settings.load_profile("every_day")
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -39,7 +47,9 @@ def make_pair() -> Callable[..., Path]:
     def make(target: str = "mla", drafter: str = "mla") -> Path:
         command = [sys.executable, "-m", "training", "demo"]
         command += ["--target", target, "--drafter", drafter]
-        result = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True, check=True)
+        result = subprocess.run(
+            command, cwd=REPO, stdout=subprocess.PIPE, text=True, check=True, timeout=7200
+        )
         return Path(result.stdout.strip().splitlines()[-1])
 
     return make
@@ -49,6 +59,23 @@ def make_pair() -> Callable[..., Path]:
 def demo_pair(make_pair: Callable[..., Path]) -> Path:
     """The default demo pair's folder: `target`, `drafter-mla`, `prompts.jsonl`."""
     return make_pair()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the examples before any test is read."""
+    if "full" in (config.getoption("-m") or ""):
+        hypothesis.settings.load_profile("anew")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test draws without a seed of its own depends on it alone, not on those before it."""
+    seed = zlib.crc32(item.nodeid.encode())
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -22,7 +22,7 @@ from engines.capture.target import (
     inner_layers,
     side_by_side,
 )
-from engines.process import EngineProcess, free_port
+from engines.process import DEATH_SEEN_S, EngineProcess, free_port
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,7 +149,7 @@ class ServedCapturer:
                 log_path=self.engine.log_path,
             ) from None
         except (OSError, ValueError):
-            raise self.engine.failure() from None
+            raise self.engine.death(DEATH_SEEN_S) or self.engine.failure() from None
 
 
 def states_folder(spec: CaptureSpec) -> Path:

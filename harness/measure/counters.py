@@ -17,6 +17,8 @@ POLL_S = 0.15
 TIMEOUT_S = 5.0
 TRIES = 12
 """Readings that may fail one after another: a page that is gone shall not cost 5 s a cell."""
+LEAST = 4
+"""So many readings are taken of a page that answers, however long this process was held up."""
 RESTART_S = 0.5
 """Start times of one process, or of one counter, that differ by more are of two."""
 
@@ -64,10 +66,12 @@ class CounterReader:
         """
         end = time.monotonic() + deadline_s
         last = self.read()
-        failed = 0
-        while (last is not None or self.failure is not None) and time.monotonic() < end:
+        failed = taken = 0
+        while last is not None or self.failure is not None:
+            taken += 1
             failed = 0 if self.failure is None else failed + 1
-            if failed >= TRIES:
+            late = time.monotonic() > end
+            if failed >= TRIES or (late and (failed > 1 or (not failed and taken >= LEAST))):
                 break
             time.sleep(POLL_S)
             now = self.read()

@@ -71,16 +71,23 @@ def _spec(pair: Path, env: dict[str, str]) -> ServeSpec:
     )
 
 
-def stalled(process: EngineProcess) -> str:
-    """Start, and the message of the failure; afterwards nothing of the engine may be left."""
+def stalled(process: EngineProcess, after: Path | None = None) -> str:
+    """Start, and the message of the failure; afterwards nothing of the engine may be left.
+
+    `after`: the file with which the stall begins. How long the engine took until then, and how
+    long it stood still meanwhile, is this machine's affair.
+    """
     seen: list[psutil.Process] = []
     with process:
         process.start()
+        while after is not None and not after.exists():
+            assert process.alive(), process.failure()
+            time.sleep(0.05)
         with pytest.raises(EngineFailed) as failed:
             process.wait_ready()
         assert process.pid is not None
         seen = tree(process.pid)
-    _gone, alive = psutil.wait_procs(seen, timeout=10)
+    _gone, alive = psutil.wait_procs(seen, timeout=60)
     assert not alive
     check_port(process.spec.host, process.spec.port)
     assert (process.log_path.parent / "stall" / "reading.txt").exists()
@@ -95,8 +102,9 @@ def assert_in_time(text: str, process: EngineProcess) -> None:
 
 
 def test_a_deadlock_after_the_weights(engine: str, demo_pair: Path, tmp_path: Path) -> None:
-    process = started(engine, demo_pair, tmp_path, STALL="deadlock")
-    text = stalled(process)
+    locked = tmp_path / "locked"
+    process = started(engine, demo_pair, tmp_path, STALL="deadlock", STALL_FILE=str(locked))
+    text = stalled(process, after=locked)
     assert "stalled: nothing moves" in text
     assert "_lock_twice (sitecustomize.py" in text
     assert "after_weights_are_loaded" in text

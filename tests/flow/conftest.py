@@ -20,7 +20,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def go(*options: str) -> str:
         port_file = tmp_path / f"port-{len(running)}"
         running.append(subprocess.Popen([sys.executable, str(ENGINE), str(port_file), *options]))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not port_file.exists():
             assert time.monotonic() < deadline, "the scripted server does not start"
             time.sleep(0.02)

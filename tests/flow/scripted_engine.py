@@ -3,11 +3,12 @@
 python scripted_engine.py PORT_FILE [--drafts K] [--no-metrics] [--die-after N] [--step-ms MS]
     [--wrong-every N] [--wrong-step N] [--refuse STATUS] [--slots N] [--refuse-above N]
     [--tokens N] [--loop] [--shift NATS] [--tie] [--no-logprobs] [--lie KIND] [--lie-from N]
-    [--max-model-len N]
+    [--max-model-len N] [--hold FILE] [--hold-after N]
 
 It answers 12 tokens a request, one a step; with --drafts every step carries three (two drafts of
 K accepted, and the bonus). With --slots it answers as many at once, the others wait; with
---refuse-above it refuses a request that finds as many running. Its counters are vLLM's, and right
+--refuse-above it refuses a request that finds as many running; while the file --hold is there,
+requests behind the first --hold-after wait. Its counters are vLLM's, and right
 unless it is asked to lie, from request N on: `rank-missing` (two ranks serve in turn, the second's
 series vanish), `reset` (all begin at zero again, once), `other-traffic` (as if a second client
 asked the same), `bonus` (the target's own token of each step counted as accepted), `scrape-fails`
@@ -147,6 +148,8 @@ class Engine:
         writer.write(f"HTTP/1.1 200 OK\r\n{kind}\r\n\r\n".encode())
         wrong = self.options.wrong_every and self.requests % self.options.wrong_every == 0
         sent = 0
+        while self.requests > self.options.hold_after and self.options.hold.exists():
+            await asyncio.sleep(0.02)
         while sent < self.options.tokens:
             if self.options.die_after and self.requests > self.options.die_after and sent:
                 os._exit(1)
@@ -194,6 +197,8 @@ async def main() -> None:
     parser.add_argument("--refuse-above", type=int, default=10_000)
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--slots", type=int, default=10_000)
+    parser.add_argument("--hold", type=Path)
+    parser.add_argument("--hold-after", type=int, default=10**9)
     parser.add_argument("--lie", default="")
     parser.add_argument("--lie-from", type=int, default=1)
     options = parser.parse_args()

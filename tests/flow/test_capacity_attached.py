@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from attached import REPO, Start, harness
+from attached import REPO, Start, harness, measured
 
 QUICK = ["--seconds", "1", "--attain", "0.7", "--resolution", "1"]
 QUICK += ["--set", "load.warmup_requests=1"]
+TWO_AT_ONCE = ("--slots", "2", "--step-ms", "20")
 
 
+@measured
 def test_both_capacities_are_bracketed_and_can_be_computed_again(
     start: Start, tmp_path: Path
 ) -> None:
@@ -48,11 +50,12 @@ def test_both_capacities_are_bracketed_and_can_be_computed_again(
     assert (folder / "capacity.json").read_bytes() == answer
 
 
+@measured
 def test_a_concurrency_is_found(start: Start, tmp_path: Path) -> None:
-    # Two at once: a third under way waits for a whole answer, 60 ms.
+    # Two at once: a third under way waits for a whole answer, 240 ms.
     done = harness(
-        "capacity", "--url", start("--slots", "2"), *QUICK, "--by", "concurrency",
-        "--slo", "ttft=30ms", "--out", str(tmp_path), "--most", "8", "--json",
+        "capacity", "--url", start(*TWO_AT_ONCE), *QUICK, "--by", "concurrency",
+        "--slo", "ttft=120ms", "--out", str(tmp_path), "--most", "8", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["variants"]
@@ -61,6 +64,7 @@ def test_a_concurrency_is_found(start: Start, tmp_path: Path) -> None:
     assert Path(done.stderr.strip().splitlines()[-1]).is_dir()
 
 
+@measured
 def test_a_load_that_the_server_refuses_is_missed(start: Start, tmp_path: Path) -> None:
     server = start("--refuse-above", "2", "--step-ms", "40")
     done = harness(
@@ -73,10 +77,11 @@ def test_a_load_that_the_server_refuses_is_missed(start: Start, tmp_path: Path) 
     assert (found["highest_met"], found["lowest_missed"]) == (2, 3)
 
 
+@measured
 def test_a_search_that_is_cut_short_goes_on_from_its_looks(start: Start, tmp_path: Path) -> None:
-    options = ["--url", start("--slots", "2"), *QUICK, "--by", "concurrency", "--most", "8"]
+    options = ["--url", start(*TWO_AT_ONCE), *QUICK, "--by", "concurrency", "--most", "8"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness", "capacity", *options, "--slo", "ttft=30ms",
+        [sys.executable, "-m", "harness", "capacity", *options, "--slo", "ttft=120ms",
          "--out", str(tmp_path / "out")],
         cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -85,7 +90,7 @@ def test_a_search_that_is_cut_short_goes_on_from_its_looks(start: Start, tmp_pat
         if "met the levels" in line:
             process.send_signal(signal.SIGINT)
             break
-    told, complaint = process.communicate(timeout=60)
+    told, complaint = process.communicate(timeout=300)
     assert process.returncode == 130, complaint
     assert "harness resume" in complaint
     folder = Path(told.strip().splitlines()[-1])
@@ -107,6 +112,7 @@ def test_a_search_that_is_cut_short_goes_on_from_its_looks(start: Start, tmp_pat
         assert (folder / "cells" / name / "requests.parquet").read_bytes() == data
 
 
+@measured
 def test_a_damaged_look_is_measured_anew_and_counted_once(start: Start, tmp_path: Path) -> None:
     options = ["--url", start("--slots", "2"), *QUICK, "--by", "concurrency", "--most", "2"]
     done = harness("capacity", *options, "--slo", "ttft=5", "--out", str(tmp_path / "out"))

@@ -168,9 +168,14 @@ def measured(*arguments: object) -> tuple[int, float, float, str]:
 def test_a_checkpoint_of_4_5_gb_is_inspected_from_its_headers(tmp_path: Path) -> None:
     size = sparse_checkpoint(tmp_path / "kimi", KIMI)
     assert size > 4.5e9
+    small = sparse_checkpoint(tmp_path / "small", plain_spec())
+    assert small < 1e7
+    code, _, least, said = measured("inspect", tmp_path / "small")
+    assert code == 0, said
     code, memory, processor, said = measured("inspect", tmp_path / "kimi")
     assert code == 0 and "1,190,948,864 without the embedding" in said, said
-    assert memory < 300 and processor < 2
+    # Little more than a small one takes of whatever processor this is.
+    assert memory < 300 and processor < 4 * least
 
 
 @pytest.mark.full
@@ -192,7 +197,7 @@ def test_a_conversion_that_is_stopped_leaves_no_folder(number: int, tmp_path: Pa
     while process.poll() is None and not list(tmp_path.glob(".out.partial-*/*.partial")):
         time.sleep(0.005)
     os.kill(process.pid, number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == {2: 130, 15: 143, 9: -9}[number], said
     assert not (tmp_path / "out").exists() and "Traceback" not in said
     assert bool(list(tmp_path.glob(".out.partial-*"))) is (number == signal.SIGKILL)

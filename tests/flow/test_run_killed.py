@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+import slow_engine
 from attached import harness
 
 REPO = Path(__file__).resolve().parents[2]
@@ -21,13 +22,14 @@ PLAN = ["--set", "load.num_requests=6", "--set", "load.concurrency=1,2"]
 PLAN += ["--set", "compare.launches=2", "--set", "load.warmup_requests=1"]
 # On a machine that does something else besides, figures may be void: they are not what is tested.
 PLAN += ["--set", "load.allow_client_bound=true"]
+SLOW = slow_engine.option("once_a_cell_is_saved")
 
 
 class Killed:
     """One run that is begun, killed and gone on with; all its processes bear a mark."""
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
+    def __init__(self, out: Path, *more: str) -> None:
+        self.out, self.more = out, more
         self.mark = uuid.uuid4().hex
 
     @property
@@ -37,11 +39,13 @@ class Killed:
     def start(self) -> subprocess.Popen[bytes]:
         """`run`, or `resume` where there is something to go on with."""
         known = self.folder
-        words = ["resume", str(known)] if known else ["run", "--out", str(self.out), *PLAN]
+        words = (
+            ["resume", str(known)] if known else ["run", "--out", str(self.out), *PLAN, *self.more]
+        )
         return subprocess.Popen(
             [sys.executable, "-m", "harness", *words],
             cwd=REPO,
-            env={**os.environ, MARK: self.mark},
+            env={**os.environ, MARK: self.mark, slow_engine.RUNS: str(self.out)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -59,7 +63,7 @@ class Killed:
 
     def assert_nothing_left(self) -> None:
         """Within the engine's grace and what a busy machine needs besides."""
-        end = time.monotonic() + 90
+        end = time.monotonic() + 300
         while (left := self.left()) and time.monotonic() < end:
             time.sleep(0.1)
         commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
@@ -80,7 +84,7 @@ def assert_finished(folder: Path) -> None:
 
 
 def test_killed_once_refused_when_changed_and_finished(demo_pair: Path, tmp_path: Path) -> None:
-    run = Killed(tmp_path)
+    run = Killed(tmp_path, *SLOW)  # by whom it is gone on with, it is slow no more
     process = run.start()
     end = time.monotonic() + 300
     while not list(tmp_path.glob("*/cells/[!.]*/timeline.json")):  # its engine serves

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WAIT_MS = 300_000
+"""For a start from a cold disk, and for a page, beside whatever else this machine does."""
 ABSENT = "no Chromium here: `make browser` installs it, or name one in CHROMIUM"
 
 
@@ -31,7 +33,7 @@ def browser() -> Iterator[Any]:
     # Root has no sandbox to run in; the pages are our own.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with api.sync_playwright() as play:
-        running = play.chromium.launch(executable_path=path, args=arguments)
+        running = play.chromium.launch(executable_path=path, args=arguments, timeout=WAIT_MS)
         try:
             yield running
         finally:
@@ -50,6 +52,7 @@ class Opened:
     def __init__(self, running: Any, path: Path, *, scheme: str = "light", width: int = 1280):
         size = {"width": width, "height": 900}
         self.context = running.new_context(color_scheme=scheme, viewport=size, offline=True)
+        self.context.set_default_timeout(WAIT_MS)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.asked: list[str] = []

@@ -2,9 +2,8 @@
 
 What the night and the bisection do with processes, folders, git and signals is real; only the
 engine's figures are made. `behave.json` beside it says how it behaves: `speed` in tokens/s,
-`noise`, `exit`, `sleep` seconds before the figures, `ending` seconds that it takes to end when it
-is asked to, `void`; under `entries`, by the value of
-`seed`, what is otherwise.
+`noise`, `exit`, `sleep` seconds before the figures, `ends_with` a file without which it does not
+end when it is asked to, `void`; under `entries`, by the value of `seed`, what is otherwise.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ behave = {**behave, **behave.get("entries", {}).get(seed, {})}
 calls = here / "calls.txt"
 with calls.open("a") as file:
     file.write(f"{arguments[0]} {seed}\\n")
+random.seed(f"{here.name} {seed} {calls.read_text()}")
 manifest, summary = template["manifest"], template["summary"]
 manifest.update(command=["python", "-m", "harness", *asked], run_id=folder.name)
 manifest.update(created=now.isoformat(timespec="seconds"), **behave.get("manifest", {}))
@@ -52,7 +52,8 @@ summary["run_id"] = folder.name
 (folder / "manifest.json").write_text(json.dumps(manifest))
 print(f"[   0.0 s] writing to {folder}", file=sys.stderr, flush=True)
 def end(*_):
-    time.sleep(behave.get("ending", 0))
+    while "ends_with" in behave and not Path(behave["ends_with"]).exists():
+        time.sleep(0.02)
     (folder / "ended").touch()
     sys.exit(143)
 signal.signal(signal.SIGTERM, end)

@@ -207,7 +207,7 @@ def batch_run(tmp_path: Path, script: str, **env: str) -> subprocess.Popen[str]:
 
 def test_the_batch_file_ends_with_the_harness_s_code(tmp_path: Path) -> None:
     job = batch_run(tmp_path, 'echo "told: $*"; exit 4', TARGET="/m/t", DRAFTER="/m/d")
-    told, _ = job.communicate(timeout=60)
+    told, _ = job.communicate(timeout=300)
     assert job.returncode == 4
     assert "told: -m harness run --engine vllm --profile model --set target.path=/m/t" in told
 
@@ -218,11 +218,11 @@ def test_the_batch_file_hands_the_signal_on_and_waits(tmp_path: Path) -> None:
         "trap 'sleep 0.3; echo kept; exit 143' TERM; touch begun; while :; do sleep 0.05; done",
         RUN="results/r",
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (tmp_path / "begun").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     job.send_signal(signal.SIGTERM)
-    told, _ = job.communicate(timeout=60)
+    told, _ = job.communicate(timeout=300)
     assert "kept" in told
     assert job.returncode == 143

@@ -36,7 +36,7 @@ def far(tmp_path: Path) -> Iterator[tuple[tuple[str, ...], psutil.Process]]:
     """The prefix that runs a command on the far side, and the process that is the far side."""
     path = tmp_path / "s"
     server = subprocess.Popen([sys.executable, str(FAR), "serve", str(path)])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -74,7 +74,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def below(root: psutil.Process, least: int = 0) -> list[int]:
     """The processes below it, once there are `least`: shell, supervisor, engine and its orphans."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(found := [child.pid for child in root.children(recursive=True)]) < least:
         assert time.monotonic() < deadline, found
         time.sleep(0.05)

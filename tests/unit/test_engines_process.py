@@ -60,10 +60,9 @@ SERVER = """
         print("temp", os.environ.get("TMPDIR"), os.environ.get("TORCHINDUCTOR_CACHE_DIR"),
               flush=True)
     if mode == "orphans":
-        note = "import os; print('orphan', os.getpid(), flush=True); "
-        orphan(note + "import time; time.sleep(600)")
-        orphan(note + "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-               "time.sleep(600)")
+        note = "import os, time; print('orphan', os.getpid(), flush=True); time.sleep(600)"
+        orphan(note)
+        orphan("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + note)
         time.sleep(0.5)
     if mode == "die":
         print("CAUSE: no such tensor", flush=True)
@@ -169,7 +168,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def gone(pids: list[int], within_s: float = 60.0) -> bool:
+def gone(pids: list[int], within_s: float = 300.0) -> bool:
     """Whether all have gone, waiting for it."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -181,14 +180,14 @@ def gone(pids: list[int], within_s: float = 60.0) -> bool:
 
 def wait_for(log: Path, text: str) -> None:
     """Until the log holds `text`: how long a machine takes for that is not under test."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while text not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def orphans(log: Path, n: int) -> list[int]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         pids = [int(found) for found in re.findall(r"orphan (\d+)", log.read_text())]
         if len(pids) == n:
@@ -231,7 +230,8 @@ def test_ready_phases_and_stop(make: Any) -> None:
         uses = [p.use for p in phases if p.use is not None]
         assert sum(u.cpu_s for u in uses) > 0
         assert max(u.rss_bytes for u in uses) > 1_000_000
-        assert seen[:2] == ["launch", "weights"]
+        # A phase that lasts is told again.
+        assert [phase for phase, _ in itertools.groupby(seen)][:2] == ["launch", "weights"]
         assert engine.base_url == f"http://127.0.0.1:{engine.spec.port}"
         pid = engine.pid
     assert not engine.alive()
@@ -320,15 +320,18 @@ def test_a_kill_that_the_kernel_counted_is_one_for_want_of_memory(
     assert engine.failure().kind == "out_of_memory"  # read once, at the death
 
 
-def test_death_is_told_before_the_leftovers_are_cleared(make: Any) -> None:
+def test_death_is_told_before_the_leftovers_are_cleared(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An orphan that ignores SIGTERM keeps the supervisor busy; the death is known all the same."""
+    monkeypatch.setattr("engines.process.GRACE_S", 600.0)
     engine = make("leave-orphan")
     engine.start()
     with pytest.raises(EngineFailed, match="exited with code 9"):
         engine.wait_ready()
     (pid,) = orphans(engine.log_path, 1)
     assert alive(pid)
-    os.kill(pid, signal.SIGKILL)  # spares this test the full grace
+    os.kill(pid, signal.SIGKILL)  # spares this test the grace
 
 
 def test_deadline(make: Any) -> None:
@@ -346,15 +349,21 @@ def test_deadline(make: Any) -> None:
 
 def test_heartbeat(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.process.HEARTBEAT_S", 0.2)
-    beats: list[tuple[str, float]] = []
-    engine = make("hang", on_phase=lambda *beat: beats.append(beat))
+    in_weights: list[float] = []
+
+    class Enough(Exception):
+        pass
+
+    def beat(phase: str, elapsed_s: float) -> None:
+        in_weights.extend([elapsed_s] if phase == "weights" else [])
+        if len(in_weights) == 3:
+            raise Enough
+
+    engine = make("hang", on_phase=beat)
     engine.start()
     wait_for(engine.log_path, "begin weights")
-    engine.deadline_s = engine._elapsed() + 2.0
-    with pytest.raises(EngineFailed):
+    with pytest.raises(Enough):
         engine.wait_ready()
-    in_weights = [elapsed_s for phase, elapsed_s in beats if phase == "weights"]
-    assert len(in_weights) >= 3
     assert in_weights == sorted(in_weights)
 
 
@@ -365,7 +374,7 @@ def test_killed_while_serving(make: Any) -> None:
     children = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
     assert gone([int(children[0])])
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while engine.alive() and time.monotonic() < deadline:
         time.sleep(0.02)
     error = engine.failure()

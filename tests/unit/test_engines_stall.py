@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from gloo_ranks import ENVIRONMENT, await_ranks
 
 import engines.stall
 from engines.activity import Stall, tree
@@ -85,6 +85,7 @@ def test_a_download_is_known_by_its_functions() -> None:
 RANKS = """
 import os, sys, time, datetime
 import torch.distributed as dist, torch
+from gloo_ranks import tell_once_in
 rank, world, where = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = dist.FileStore(where, world)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=world,
@@ -92,9 +93,10 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=world,
 print(f"(Worker_TP{rank} pid={os.getpid()}) Starting to load model", flush=True)
 def load_weights():
     if rank == world - 1:
-        time.sleep(300)
+        time.sleep(600)
 def profile_memory():
     dist.all_reduce(torch.ones(1))
+tell_once_in(os.path.dirname(where), rank, "all_reduce", "load_weights")
 load_weights()
 profile_memory()
 """
@@ -112,12 +114,13 @@ def ranks(world: int, folder: Path) -> Iterator[tuple[int, Path]]:
         "[p.wait() for p in each]\n"
     )
     command = [sys.executable, "-c", parent, str(program), str(world), str(folder / "store")]
-    # Under another name Python does not find its own virtual environment.
-    packages = sysconfig.get_paths()["purelib"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": packages}
+    # Under another name Python does not find its own virtual environment: its path is said.
     with open(log, "wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env={**os.environ, **ENVIRONMENT}
+        )
     try:
+        await_ranks(folder, world)
         yield process.pid, log
     finally:
         for child in tree(process.pid):
@@ -128,10 +131,6 @@ def ranks(world: int, folder: Path) -> Iterator[tuple[int, Path]]:
 
 def test_real_ranks_that_wait_for_one_are_told_apart(tmp_path: Path) -> None:
     with ranks(4, tmp_path) as (pid, log):
-        end = time.monotonic() + 60
-        while log.read_text().count("Starting to load") < 4 and time.monotonic() < end:
-            time.sleep(0.2)
-        time.sleep(1.0)
         text = dissect(pid, IDLE, folder=tmp_path / "stall", log_path=log, argv=("ranks",))
     assert "3 ranks in all_reduce" in text, text
     assert "rank 3 still in load_weights (ranks.py" in text
@@ -142,7 +141,7 @@ def test_real_ranks_that_wait_for_one_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_processes_are_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    together = threading.Barrier(2, timeout=20)
+    together = threading.Barrier(2, timeout=300)
 
     def dump(pid: int, *, stopped: bool) -> tuple[str, list[dict[str, Any]], str | None]:
         together.wait()  # one after the other would wait in vain
@@ -151,12 +150,11 @@ def test_processes_are_looked_at_together(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(engines.stall, "_dump", dump)
     log = tmp_path / "engine.log"
     log.touch()
-    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     two = f"import subprocess; [p.wait() for p in [subprocess.Popen({sleep!r}) for _ in 'ab']]"
     child = subprocess.Popen([sys.executable, "-c", two])
     try:
-        end = time.monotonic() + 30
-        while len(tree(child.pid)) < 2 and time.monotonic() < end:
+        while len(tree(child.pid)) < 2:
             time.sleep(0.05)
         dissect(child.pid, IDLE, folder=tmp_path / "stall", log_path=log, argv=())
     finally:
@@ -168,18 +166,17 @@ def test_processes_are_looked_at_together(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_stopped_rank_is_named_with_its_stack(tmp_path: Path) -> None:
     with ranks(2, tmp_path) as (pid, log):
-        end = time.monotonic() + 60
-        while log.read_text().count("Starting to load") < 2 and time.monotonic() < end:
-            time.sleep(0.2)
         last = next(p for p in tree(pid) if p.cmdline()[0].endswith("TP1"))
         last.send_signal(signal.SIGSTOP)
+        while last.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.02)
         text = dissect(pid, IDLE, folder=tmp_path / "stall", log_path=log, argv=("ranks",))
     assert "rank 1 stopped by a signal" in text
     assert "rank 1 in load_weights" in text
 
 
 def test_secrets_stay_out_of_the_folder(tmp_path: Path) -> None:
-    code = "import time; time.sleep(60)"
+    code = "import time; time.sleep(600)"
     command = [
         sys.executable,
         "-c",
@@ -189,8 +186,8 @@ def test_secrets_stay_out_of_the_folder(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_TOKEN": "hf_secret", "NCCL_DEBUG": "INFO"}
     with subprocess.Popen(command, env=environment) as process:
         try:
-            end = time.monotonic() + 30
-            while not tree(process.pid) and time.monotonic() < end:
+            # One that has been forked only has its parent's command line still.
+            while not any("--seed" in child.cmdline() for child in tree(process.pid)):
                 time.sleep(0.05)
             log = tmp_path / "no.log"
             argv = ("env", "HF_TOKEN=hf_secret", "x", "--api-key=hf_secret")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from gloo_ranks import ENVIRONMENT, await_ranks
 
 from engines.activity import tree
 from engines.base import EngineFailed, Launch, ServeSpec
@@ -34,6 +34,7 @@ def say(text):
     print(f"(Worker_TP{rank} pid={os.getpid()}) INFO [x.py:1] {text}", flush=True)
 import torch
 import torch.distributed as dist
+from gloo_ranks import tell_once_in
 say(f"world_size={world} rank={rank} local_rank={rank} backend=gloo")
 dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", world), rank=rank,
                         world_size=world, timeout=datetime.timedelta(seconds=600))
@@ -44,6 +45,7 @@ def load_weights():
         threading.Event().wait()
 def determine_available_memory():
     dist.all_reduce(torch.ones(1))
+tell_once_in(folder, rank, "all_reduce", "wait")
 load_weights()
 determine_available_memory()
 """
@@ -62,9 +64,8 @@ class Ranks(VllmAdapter):
     def launch(self, spec: ServeSpec, workdir: Path) -> Launch:
         program = self.folder / "ranks.py"
         program.write_text(RANKS)
-        env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": sysconfig.get_paths()["purelib"]}
         argv = (sys.executable, str(program), str(self.folder), str(WORLD))
-        return Launch(argv=argv, env=env)
+        return Launch(argv=argv, env=ENVIRONMENT)
 
 
 @pytest.fixture
@@ -83,6 +84,7 @@ def process(tmp_path: Path) -> Iterator[EngineProcess]:
 
 def test_the_odd_rank_is_named_and_nothing_stays(process: EngineProcess, tmp_path: Path) -> None:
     process.start()
+    await_ranks(tmp_path, WORLD)  # their start is none of the stall, however long it stands still
     with pytest.raises(EngineFailed) as caught:
         process.wait_ready()
     error, text = caught.value, str(caught.value)
@@ -104,6 +106,6 @@ def test_the_odd_rank_is_named_and_nothing_stays(process: EngineProcess, tmp_pat
     seen = tree(process.pid)
     assert len(seen) == WORLD + 1
     process.stop()
-    _gone, alive = psutil.wait_procs(seen, timeout=30)
+    _gone, alive = psutil.wait_procs(seen, timeout=120)
     assert not alive
     assert not os.path.exists(f"/proc/{process.pid}")

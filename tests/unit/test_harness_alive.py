@@ -16,14 +16,14 @@ from harness.alive import Attached, Launched
 from harness.plan.schema import ClientSection
 
 
-def dying(monkeypatch: pytest.MonkeyPatch, looks: int) -> EngineProcess:
+def dying(monkeypatch: pytest.MonkeyPatch, looks: int, port: int = 1) -> EngineProcess:
     """An engine that is known to be dead from so many looks on; no process behind it."""
     engine = EngineProcess.__new__(EngineProcess)
     seen = itertools.count()
     monkeypatch.setattr(engine, "alive", lambda: next(seen) < looks)
     monkeypatch.setattr(engine, "failure", lambda: EngineFailed("exited with code 9"))
     engine._death, engine.log_path = None, None  # type: ignore[assignment]
-    engine.spec = SimpleNamespace(host="127.0.0.1", reach=None, port=1)  # type: ignore[assignment]
+    engine.spec = SimpleNamespace(host="127.0.0.1", reach=None, port=port)  # type: ignore[assignment]
     monkeypatch.setattr(process_module.time, "sleep", lambda seconds: None)
     return engine
 
@@ -47,6 +47,20 @@ def test_an_engine_that_lives_is_not_waited_for_without_end(
     monkeypatch.setattr(process_module.time, "monotonic", lambda: float(next(clock)))
     assert host.lost() is None
     assert "no prompt was answered; log: " in str(host.failed("no prompt was answered"))
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_death_that_is_told_late_is_waited_for_where_the_port_is_closed(
+    listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        if not listens:
+            listening.close()
+        host = Launched(dying(monkeypatch, 10, port))
+        clock = itertools.count()
+        monkeypatch.setattr(process_module.time, "monotonic", lambda: float(next(clock)))
+        assert host.lost() == (None if listens else "exited with code 9")
 
 
 def test_a_server_elsewhere_is_lost_once_its_port_is_closed() -> None:

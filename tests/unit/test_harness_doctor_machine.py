@@ -28,7 +28,7 @@ GIB = 2**30
 def test_a_file_is_read_no_further_than_it_may(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     file.write_bytes(bytes(20 * 2**20))
-    speed = storage.read_speed(file, most=9 * 2**20)
+    speed = storage.read_speed(file, most=9 * 2**20, seconds=600)
     assert speed is not None and 9 * 2**20 <= speed.bytes <= 12 * 2**20
     assert storage.read_speed(tmp_path / "none") is None
 
@@ -44,7 +44,7 @@ def test_a_file_that_another_process_holds_is_read_past_memory_or_said_to_be_the
             assert sum(held[:: mmap.PAGESIZE]) > 0  # every page is mapped now
             if not storage.in_memory(stream.fileno()):
                 pytest.skip("this file system does not tell what is in memory")
-            speed = storage.read_speed(file)
+            speed = storage.read_speed(file, seconds=600)
             assert speed is not None and speed.bytes == 2**22
             assert storage.in_memory(stream.fileno())  # it had to be read some other way
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from time import perf_counter_ns
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def asking(url: str, **more: Any) -> Asking:
         "endpoint": "chat",
         "max_tokens": 8,
         "sampling": SamplingSection(),
-        "timeout_s": 5.0,
+        "timeout_s": 60.0,
     }
     return Asking(**{**fields, **more})
 
@@ -342,10 +343,19 @@ def test_an_answer_nobody_asked_for_is_not_taken_for_the_next_one() -> None:
     wrong = whole("200 OK", '{"choices": [{"message": {"content": "stale"}}]}')
 
     async def go() -> list[RequestRecord]:
-        script = lambda n, _: [*stream(GOOD), *([0.02, wrong, 0.05] if n == 0 else [])]  # noqa: E731
+        written = asyncio.Event()
+
+        def script(number: int, _: Any) -> Any:
+            yield from stream(GOOD)
+            if number == 0:
+                yield 0.02
+                yield wrong
+                written.set()
+
         async with serve(script) as (url, _):
             client = Client(asking(url), "cell")
             first = await client.ask(0, PROMPT, None)
+            await written.wait()
             await asyncio.sleep(0.2)
             second = await client.ask(1, PROMPT, None)
             await client.aclose()
@@ -430,12 +440,18 @@ def test_per_request_acceptance_is_read_from_the_payloads() -> None:
 
 
 def test_clock_readings_agree_with_the_servers_own() -> None:
-    # A bound of a second says nothing of precision; it says that the right moments are stamped.
+    # On one clock each moment lies between its neighbours, however late this machine is.
+    begun = perf_counter_ns()
     (record,), seen = ask(lambda n, b: stream(GOOD[1:], first_s=0.05, gap_s=0.03))
+    ended = perf_counter_ns()
     assert record.sent_ns is not None
-    assert 0 <= seen.received_ns[0] - record.sent_ns < 1e9
-    for written, arrived in zip(seen.writes_ns[0][1:], record.chunk_ns, strict=False):
-        assert 0 <= arrived - written < 1e9
+    writes = seen.writes_ns[0]
+    assert begun <= record.sent_ns <= seen.received_ns[0] <= writes[0]
+    for written, arrived in zip(writes[1:], record.chunk_ns, strict=False):
+        assert written <= arrived
+    for earlier, later in itertools.pairwise(record.chunk_ns):
+        assert later - earlier > 0
+    assert record.chunk_ns[-1] <= ended
 
 
 @given(st.lists(st.integers(0, 300), max_size=20), st.sampled_from(["\n", "\r\n"]))

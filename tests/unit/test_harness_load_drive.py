@@ -45,7 +45,7 @@ def served(script: Script) -> Iterator[str]:
     thread = threading.Thread(target=asyncio.run, args=(go(),))
     thread.start()
     try:
-        ready.wait(10)
+        assert ready.wait(120)
         yield urls[0]
     finally:
         done.set()
@@ -54,7 +54,7 @@ def served(script: Script) -> Iterator[str]:
 
 def asking(url: str) -> Asking:
     return Asking(
-        url=url, model="m", endpoint="chat", max_tokens=8, sampling=SamplingSection(), timeout_s=30
+        url=url, model="m", endpoint="chat", max_tokens=8, sampling=SamplingSection(), timeout_s=120
     )
 
 
@@ -119,15 +119,16 @@ def test_the_requests_own_acceptance_is_read_where_they_return(workers: int) -> 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_engine_that_is_gone_ends_the_load_and_keeps_the_records(workers: int) -> None:
-    def slow(number: int, body: dict[str, Any]) -> Any:
-        return stream(STREAM, first_s=0.0 if number < 4 else 60.0)
+    hanging = threading.Event()  # which only comes to be where another request has been answered
 
-    begun = time.monotonic()
+    def slow(number: int, body: dict[str, Any]) -> Any:
+        if number >= 4:
+            hanging.set()
+        return stream(STREAM, first_s=0.0 if number < 4 else 600.0)
+
     with served(slow) as url:
         driven = load(
-            url,
-            workers=workers,
-            engine_gone=lambda: "it died" if time.monotonic() - begun > 3 else None,
+            url, workers=workers, engine_gone=lambda: "it died" if hanging.is_set() else None
         )
     assert driven.interrupted == "it died"
     assert {r.status for r in driven.records} == {"ok", "failed"}

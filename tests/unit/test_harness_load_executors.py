@@ -26,18 +26,26 @@ def record(index: int, prompt: Prompt, due_ns: int | None, status: str = "ok") -
 
 
 class Server:
-    """Counts what is under way; takes `service_s` a request."""
+    """Counts what is under way; takes `service_s` a request, or until `together` have come."""
 
-    def __init__(self, service_s: float = 0.001, status: str = "ok") -> None:
-        self.service_s, self.status = service_s, status
+    def __init__(
+        self, service_s: float = 0.001, status: str = "ok", together: int | None = None
+    ) -> None:
+        self.service_s, self.status, self.together = service_s, status, together
         self.now = self.most = self.calls = 0
+        self.came = asyncio.Event()
 
     async def __call__(self, index: int, prompt: Prompt, due_ns: int | None) -> RequestRecord:
         self.calls += 1
         self.now += 1
         self.most = max(self.most, self.now)
+        if self.calls == self.together:
+            self.came.set()
         try:
-            await asyncio.sleep(self.service_s)
+            if self.together is None:
+                await asyncio.sleep(self.service_s)
+            else:
+                await asyncio.wait_for(self.came.wait(), self.service_s)
         except asyncio.CancelledError as error:
             if not error.args:
                 raise
@@ -47,12 +55,16 @@ class Server:
         return record(index, prompt, due_ns, self.status)
 
 
-def run(server: Server, load: LoadPoint, stop_after_s: float | None = None) -> list[RequestRecord]:
+def run(server: Server, load: LoadPoint, stop_at_call: int | None = None) -> list[RequestRecord]:
     async def go() -> list[RequestRecord]:
         stop = Stop()
-        if stop_after_s is not None:
-            asyncio.get_running_loop().call_later(stop_after_s, stop.set, "the engine died")
-        return await execute(server, PROMPTS, load, seed=1, stop=stop)
+
+        async def send(index: int, prompt: Prompt, due_ns: int | None) -> RequestRecord:
+            if server.calls + 1 == stop_at_call:
+                stop.set("the engine died")
+            return await server(index, prompt, due_ns)
+
+        return await execute(send, PROMPTS, load, seed=1, stop=stop)
 
     return asyncio.run(go())
 
@@ -66,15 +78,17 @@ def test_closed_loop_keeps_its_concurrency_and_count() -> None:
     assert all(r.due_ns is None for r in records)
 
 
-def test_closed_loop_by_duration_ends_and_drains() -> None:
-    server = Server(0.01)
+def test_closed_loop_by_duration_ends_and_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    clock = "harness.load.schedule.executors.perf_counter_ns"
+    monkeypatch.setattr(clock, lambda: server.calls * 10_000_000)  # 10 ms a request
     records = run(server, LoadPoint(mode="closed", concurrency=2, duration_s=0.1))
-    assert len(records) >= 2
+    assert len(records) == 10
     assert server.now == 0
 
 
 def test_open_loop_does_not_wait_for_answers() -> None:
-    server = Server(service_s=1.0)
+    server = Server(service_s=300.0, together=20)
     load = LoadPoint(mode="open", request_rate=500.0, num_requests=20)
     records = run(server, load)
     assert server.most == 20
@@ -93,7 +107,7 @@ def test_a_stop_ends_the_cell_and_the_requests_under_way_fail(
         LoadPoint(mode="closed", concurrency=2, num_requests=100),
         LoadPoint(mode="open", request_rate=100.0, num_requests=1000),
     ):
-        records = run(Server(service_s=30.0), load, stop_after_s=0.1)
+        records = run(Server(service_s=300.0), load, stop_at_call=2)
         assert records
         assert {r.status for r in records} == {"failed"}
 

@@ -52,7 +52,7 @@ def test_a_signal_within_a_callback_is_not_lost(number: int) -> None:
         transport, _ = await loop.create_connection(lambda: Signals(number), sock=ours)
         theirs.send(b"x")
         try:
-            await asyncio.sleep(30)
+            await asyncio.sleep(300)
         except asyncio.CancelledError:
             ended.append("tidily")
             raise
@@ -69,9 +69,9 @@ def test_a_signal_from_outside_wakes_a_loop_that_waits() -> None:
     main = threading.main_thread().ident
     assert main is not None
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGTERM))
-    timer.start()
     with pytest.raises(Terminated):
-        run_interruptible(asyncio.sleep(30))
+        timer.start()
+        run_interruptible(asyncio.sleep(300))
     timer.join()
 
 
@@ -79,7 +79,7 @@ def test_work_that_swallows_its_cancelling_is_ended_all_the_same() -> None:
     async def work() -> str:
         try:
             signal.raise_signal(signal.SIGTERM)
-            await asyncio.sleep(30)
+            await asyncio.sleep(300)
         except asyncio.CancelledError:
             return "carried on"
         return "slept"

@@ -35,7 +35,7 @@ def good(number: int, body: dict[str, Any]) -> Any:
 def asking(url: str, **more: Any) -> Asking:
     fields: dict[str, Any] = {
         "url": url, "model": "m", "endpoint": "chat", "max_tokens": 8,
-        "sampling": SamplingSection(), "timeout_s": 5.0,
+        "sampling": SamplingSection(), "timeout_s": 60.0,
     }  # fmt: skip
     return Asking(**{**fields, **more})
 

@@ -83,8 +83,15 @@ def test_chunks_of_several_tokens_are_counted_and_timed_exactly() -> None:
         (told,) = tpot_s([record])
         told_by_hand = (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e9 / 18
         assert told == pytest.approx(told_by_hand, rel=1e-9)
-        true = (served.write_ns[-1] - served.write_ns[0]) / 1e9 / 18
-        assert told == pytest.approx(true, abs=0.005)
+        # The server's own clock from outside: each chunk came after it was written.
+        least, most = (
+            (end - begin) / 1e9 / 18
+            for begin, end in (
+                (record.chunk_ns[0], served.write_ns[-1]),
+                (served.write_ns[0], record.chunk_ns[-1]),
+            )
+        )
+        assert least <= told <= most
     counts = client_counts(records)
     assert counts == DraftCounts(drafts=81, accepted=81, per_position=(54, 27))
     assert acceptance_length(counts) == 2.0
@@ -113,10 +120,11 @@ def test_an_idle_server_is_asked_at_the_drawn_times() -> None:
     drawn = offsets(load, seed=7)
     gaps = [(b - a) / 1e9 for a, b in pairwise(due)]
     assert gaps == pytest.approx([b - a for a, b in pairwise(drawn)], abs=1e-6)
-    achieved = cell_metrics([record for record, _ in pairs]).request_rate_achieved
-    assert achieved == pytest.approx(19 / float(drawn[-1] - drawn[0]), rel=0.01)
     # Never before it is due; that it is not late is the machine's affair.
     assert all(record.sent_ns >= record.due_ns for record, _ in pairs)  # type: ignore[operator]
+    sent = [record.sent_ns or 0 for record, _ in pairs]
+    achieved = cell_metrics([record for record, _ in pairs]).request_rate_achieved
+    assert achieved == pytest.approx(19e9 / (max(sent) - min(sent)))
 
 
 @pytest.mark.full

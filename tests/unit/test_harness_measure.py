@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -277,6 +279,23 @@ def reader_of(answers: list[str], monkeypatch: pytest.MonkeyPatch) -> CounterRea
 def test_counters_are_polled_until_they_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     found, settled = reader_of(["1 1", "3 1", "5 0", "5 0"], monkeypatch).settled()
     assert (found, settled) == (SpecCounters(drafts=5, running=0), True)
+
+
+def test_a_reader_that_was_held_up_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = itertools.count(step=3600)
+    clock = SimpleNamespace(monotonic=lambda: next(hours), sleep=lambda s: None)
+    monkeypatch.setattr(counters_module, "time", clock)
+    found, settled = reader_of(["1 1", "3 1", "5 0", "5 0"], monkeypatch).settled()
+    assert (found, settled) == (SpecCounters(drafts=5, running=0), True)
+
+
+def test_a_page_that_hangs_is_not_read_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, asked = failing_reader([httpx.ReadTimeout("slow")], monkeypatch)
+    seconds = itertools.count(step=6)
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda s: None)
+    monkeypatch.setattr(counters_module, "time", clock)
+    assert reader.settled() == (None, False)
+    assert asked[0] == 2
 
 
 def test_a_server_that_never_rests_is_unsettled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,7 @@ def test_readers_and_writers_at_once_see_whole_answers(tmp_path: Path) -> None:
     coming = threading.Thread(target=come_and_go)
     coming.start()
     try:
-        assert [reader.wait(timeout=120) for reader in readers] == [0, 0]
+        assert [reader.wait(timeout=600) for reader in readers] == [0, 0]
     finally:
         stop.set()
         coming.join()

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,10 +151,12 @@ story.nightly(read_suite(Path({suite!r})), Quiet())
 """
 
 
-def test_a_night_killed_outright_is_gone_on_with(tmp_path: Path, root: Path, go: Any) -> None:
-    results = tmp_path / "r"
+def test_a_night_killed_outright_is_gone_on_with(
+    tmp_path: Path, root: Path, go: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, may_end = tmp_path / "r", tmp_path / "may end"
     suite = write_suite(tmp_path, SUITE.format(results=results, more="", entry=""))
-    set_behaviour(root, entries={"2": {"sleep": 300, "ending": 2}})
+    set_behaviour(root, entries={"2": {"sleep": 600, "ends_with": str(may_end)}})
     here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED.format(root=str(root), suite=str(suite))],
@@ -161,7 +164,7 @@ def test_a_night_killed_outright_is_gone_on_with(tmp_path: Path, root: Path, go:
         stdin=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while len(calls(root)) < 2 or len(list(results.glob("2*/manifest.json"))) < 2:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
@@ -175,6 +178,13 @@ def test_a_night_killed_outright_is_gone_on_with(tmp_path: Path, root: Path, go:
         results.glob("2*/ended")
     )  # it goes on for a while: nobody may measure beside it
     set_behaviour(root)
+    say = Quiet.say
+
+    def said_so(self: Quiet, text: str) -> None:
+        say(self, text)
+        may_end.touch()
+
+    monkeypatch.setattr(Quiet, "say", said_so)
     told, night, said = go()
     assert said[0] == "a run of a nightly that was killed is still ending; waiting for it"
     assert len(list(results.glob("2*/ended"))) == 1
@@ -219,9 +229,15 @@ def test_the_time_budget_is_kept_and_what_is_left_out_is_told(root: Path, go: An
     assert statuses(second) == {"a": "done", "b": "done"}
 
 
-def test_a_run_past_the_budget_is_ended(root: Path, go: Any) -> None:
-    set_behaviour(root, entries={"1": {"sleep": 60}})
-    told, night, _ = go(more="time_budget_min = 0.05")
+def test_a_run_past_the_budget_is_ended(
+    root: Path, go: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour passes as soon as the first run has begun."""
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * len(calls(root)))
+    for module in ("measuring", "story"):
+        monkeypatch.setattr(f"harness.nightly.{module}.time", clock)
+    set_behaviour(root, entries={"1": {"sleep": 600}})
+    told, night, _ = go(more="time_budget_min = 50")
     assert statuses(night) == {"a": "cut_short", "b": "left_out"}
     assert told.exit_code == 0
 

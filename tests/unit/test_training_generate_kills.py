@@ -28,15 +28,35 @@ COUNT = 60
 Command = Callable[[Path], list[str]]
 
 
+class Held:
+    """Answers from the twentieth on wait while it is closed; `asked` are those that do."""
+
+    FIRST = 20
+
+    def __init__(self) -> None:
+        self.closed, self.asked = False, set[int]()
+
+    def answer(self, number: int, steps: Sequence[Step]) -> Iterator[Step]:
+        while self.closed and number >= self.FIRST:
+            self.asked.add(number)
+            yield 0.02
+        yield from steps
+
+
 @pytest.fixture
-def scripted(tmp_path: Path) -> Iterator[tuple[Command, Seen]]:
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, held: Held) -> Iterator[tuple[Command, Seen]]:
     """The command of a stage that asks a scripted server, and what that server sees."""
     folder = target(tmp_path / "target", FORGETFUL)
     text = read_text(folder)
     asked = prompts(tmp_path / "prompts.jsonl", COUNT)
 
-    def answer(number: int, body: dict[str, Any]) -> Sequence[Step]:
-        return by_ids(text, said(body), gap_s=0.005)
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        return held.answer(number, by_ids(text, said(body), gap_s=0.005))
 
     with running(answer) as (url, seen):
 
@@ -61,7 +81,7 @@ def start(command: list[str]) -> subprocess.Popen[str]:
 
 def until(process: subprocess.Popen[str], out: Path, count: int) -> None:
     """Wait until so many samples are there, or the process has ended."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while process.poll() is None and lines(out) < count:
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -131,18 +151,22 @@ def _marked(mark: str) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_with_one_line_and_all_samples_kept(
-    scripted: tuple[Command, Seen], tmp_path: Path, number: int
+    scripted: tuple[Command, Seen], held: Held, tmp_path: Path, number: int
 ) -> None:
     command, seen = scripted
+    held.closed = True
     process = start(command(tmp_path / "out"))
-    until(process, tmp_path / "out", 5)
+    until(process, tmp_path / "out", held.FIRST)
+    while len(held.asked) < 2:  # both of the stage's requests
+        time.sleep(0.002)
     os.kill(process.pid, number)
-    said = process.communicate(timeout=60)[1].splitlines()
+    said = process.communicate(timeout=300)[1].splitlines()
+    held.closed = False
     assert process.returncode == 128 + number
     assert said[-1] == "training: what was finished is kept; run the same command again to go on"
     folder = stage_folder(tmp_path / "out", "generate")
     there = [one.id for one in read_samples(folder)]
-    assert 5 <= len(there) < COUNT and not (folder / "gate.json").exists()
+    assert len(there) == held.FIRST and not (folder / "gate.json").exists()
     asked = len(seen.bodies)
     done = subprocess.run(command(tmp_path / "out"), cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -129,7 +129,7 @@ def test_two_callers_build_once(tmp_path: Path, builds: list[str]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(300)
     assert builds == ["target", "mla"]
     assert len(made) == 3
     assert len(set(made)) == 1
@@ -215,7 +215,7 @@ def test_killed_while_training_leaves_no_pair(tmp_path: Path) -> None:
         if "step" in line and "loss" in line:
             break
     process.send_signal(signal.SIGKILL)
-    process.wait(20)
+    process.wait(300)
     process.stderr.close()
     time.sleep(0.1)
     assert pair.find(TARGET, MLA, tmp_path / "spec-harness") is None

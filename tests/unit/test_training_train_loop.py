@@ -23,6 +23,7 @@ from drafters.checkpoint import load, save
 from drafters.eagle3 import Eagle3Drafter
 from drafters.spec import RopeSpec
 from drafters.validate import misfits
+from engines.process import free_port
 from harness.errors import GateFailed, UsageError
 from training.errors import TrainingError
 from training.gate import Gate, read_gate
@@ -151,10 +152,11 @@ def test_a_signal_finishes_the_update_and_the_rest_is_bit_for_bit(
 def run_script(root: Path, out: Path, *sets: str, processes: int = 1, **env: str):  # type: ignore[no-untyped-def]
     command = [sys.executable, str(SCRIPT), str(root), str(out), *sets]
     if processes > 1:
-        port = str(random.randint(20000, 60000))
         run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-        command = [*run, "--master-addr", "127.0.0.1", "--master-port", port, *command[1:]]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+        # Nobody looks up the host's name, which may take long.
+        run += ["--master-addr", "127.0.0.1", "--local-addr", "127.0.0.1"]
+        command = [*run, "--master-port", str(free_port()), *command[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **env}
     return subprocess.Popen(command, cwd=REPO, env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -162,7 +164,8 @@ def killed_and_resumed(root: Path, out: Path, kills: int, seed: int) -> int:
     """Run to the end, killed with SIGKILL at random moments; how many kills hit a living run."""
     chance, hit = random.Random(seed), 0
     for attempt in range(kills + 1):
-        process = run_script(root, out, DELAY="0.005")
+        # The first of them lasts: however late it is killed, it is alive.
+        process = run_script(root, out, DELAY="1" if attempt == 0 else "0.005")
         assert process.stderr is not None
         if attempt < kills:
             for line in process.stderr:  # imports are done: what follows is the training

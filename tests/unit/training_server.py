@@ -42,7 +42,7 @@ def running(answering: Answering) -> Iterator[tuple[str, Seen]]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(go(),))
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(300)
     try:
         yield ready[0]
     finally:

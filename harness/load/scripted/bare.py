@@ -105,8 +105,8 @@ class _Stream(asyncio.Protocol):
             return
         self._arrived = []
         self._number, data = request
+        self._sent_ns = perf_counter_ns()  # before: the server may have read it by the next line
         self._transport.write(data)
-        self._sent_ns = perf_counter_ns()
 
     def _end(self) -> None:
         if not self._ended:

@@ -1,8 +1,8 @@
 """Put first on an engine's PYTHONPATH: plants one stall, named by STALL, in its own process.
 
-`deadlock`: after the weights of a model have been loaded its loader takes a lock twice.
-`lock`: a file lock, STALL_FILE, is waited for when torch is imported. `download`: a file is fetched
-from STALL_URL, which never sends a byte, before anything is loaded.
+`deadlock`: after the weights of a model have been loaded its loader makes STALL_FILE and takes a
+lock twice. `lock`: a file lock, STALL_FILE, is waited for when torch is imported. `download`: a
+file is fetched from STALL_URL, which never sends a byte, before anything is loaded.
 """
 
 import fcntl
@@ -22,6 +22,7 @@ LOADERS = {
 def _lock_twice() -> None:
     lock = threading.Lock()
     lock.acquire()
+    open(os.environ["STALL_FILE"], "w").close()  # a test's clock begins where this stands
     lock.acquire()
 
 
