@@ -441,13 +441,6 @@ CHECKPOINTS: tuple[Fault, ...] = (
     ),
     _plugged("fc_norm_ignored", "input_norm", _input_norm_ignored("fc_norm"), 0.05),
     _plugged("norm_before_fc_ignored", "input_norm", _input_norm_ignored("norm_before_fc"), 0.05),
-    _plugged(
-        "norm_before_fc_unread",
-        "input_norm",
-        _as_trained("norm_before_fc"),
-        0.05,
-        engines=("vllm",),
-    ),
     _fault(
         "fc_norm_dropped",
         "input_norm",

@@ -112,6 +112,15 @@ def test_layers_that_no_translation_makes_an_engine_capture(tmp_path: Path) -> N
     assert elsewhere.engine_layers == (5, 4, 2)
 
 
+def test_layers_that_sglang_reads_one_later_whatever_is_written(tmp_path: Path) -> None:
+    architectures = ["DeepseekV3ForCausalLM"]
+    target = target_folder(tmp_path / "target", weights=True, architectures=architectures)
+    drafter = folder_of(plain_spec(aux_layers=(1, 2, 3)), tmp_path / "drafter", embedding=False)
+    found = audit(Subject(engine="sglang", target=str(target), drafter=str(drafter), k=3))
+    assert (found.aux_layers, found.engine_layers) == ((1, 2, 3), (2, 3, 4))
+    assert "layers_not_captured" in {f.code for f in found.findings}
+
+
 def test_damaged_tensors_are_told_apart_from_the_last_norm(subject: Subject) -> None:
     folder = Path(subject.drafter)
     rewrite(folder, **{"norm.weight": torch.zeros(HIDDEN)})

@@ -319,9 +319,10 @@ def test_a_subject_says_how_its_engine_is_started(demo_pair: Path) -> None:
         temperature=0.7,
     )
     spec = spec_of(with_arguments(subject, "--x", Y="1"), 1234)
-    assert spec.temperature == 0.0  # SGLang verifies greedily on a CPU, and refuses the rest
+    # On a CPU adapters refuse a temperature beside a drafter; what comes of it is to be seen.
+    assert spec.temperature == 0.0
     assert (spec.k, spec.extra_args, spec.extra_env) == (4, ("--x",), {"Y": "1"})
     assert spec.max_model_len == 2048
     other = msgspec.structs.replace(subject, engine="vllm", max_model_len=64)
-    assert spec_of(other, 1).temperature == 0.7
+    assert spec_of(other, 1).temperature == 0.0
     assert spec_of(other, 1).max_model_len == 64
