@@ -12,7 +12,17 @@ from drafters.findings import Finding, Severity
 from drafters.headers import TensorHeader, read_headers
 from drafters.reading import Checkpoint, Target
 from drafters.spec import DrafterError
-from drafters.weights import FLOATS, Stats, integers, likeness, rows_of, sample, spread_of, stats
+from drafters.weights import (
+    FLOATS,
+    Stats,
+    integers,
+    likeness,
+    ones_of,
+    rows_of,
+    sample,
+    spread_of,
+    stats,
+)
 
 if TYPE_CHECKING:
     from drafters.weights import Array
@@ -56,6 +66,15 @@ def _one(name: str, header: TensorHeader) -> Iterator[Finding]:
                 f"{found.mean_abs:.3g}",
                 f"trained norms lie between {low:g} and {high:g}",
                 "take an earlier checkpoint, or look for what was stored in its place",
+            )
+        elif (ones := ones_of(header)).lost:
+            yield make(
+                "warning",
+                "norm_partly_one",
+                f"norm {name} is exactly 1 in {ones.exact} of {header.elements} places, and the "
+                f"others are {ones.off:.2g} off 1 in the middle",
+                "a trained weight is seldom exactly 1: these were lost, or never trained",
+                "take an earlier checkpoint, or copy this one again",
             )
 
 
