@@ -148,6 +148,9 @@ class TargetParity(msgspec.Struct, frozen=True, kw_only=True):
     """Generated tokens that are the reference's argmax, of those that are no near-tie."""
     floor: float | None = None
     """The gap of two honest computations here (types, kernels), where it is known."""
+    overruled: Proportion | None = None
+    """Tokens that the target chose itself in its greedy answers: of all, those behind the
+    reference's choice by more than any rounding of this type explains."""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +211,9 @@ class ReadingFit(msgspec.Struct, frozen=True, kw_only=True):
     reading: str
     agreement: Proportion | None = None
     explains: Proportion | None = None
+    beaten: Proportion | None = None
+    """Of those calls that either this reading gives or the one that explains the most, and not
+    both: those of the other. None for that one itself."""
     by_draft: tuple[Proportion, ...] = ()
     acceptance: Length | None = None
     gain: float | None = None

@@ -79,22 +79,27 @@ def _looks(replay: Replay) -> int:
 
 
 def _stands_out(fit: ReadingFit, replay: Replay) -> bool:
-    """Whether a reading gives many of the calls in question, where no other cause's gives any such.
+    """Whether a reading gives many of the calls in question, and what they have is its own.
 
     Of rows that go wrong now and then the calls behind them inherit some right and some wrong ones:
-    a reading that is wrong throughout gives only the calls whose past is mostly wrong.
+    a reading that is wrong throughout gives only the calls whose past is mostly wrong. Either no
+    other cause's gives many of those calls, or this gives most, and surely more than each other
+    cause's does, call by call.
     """
     cause, looks = naming.cause_of_reading(fit.reading), _looks(replay)
     others = [
-        r.explains
+        r
         for r in replay.readings
         if not naming.is_declared(r.reading) and naming.cause_of_reading(r.reading) != cause
     ]
     if cause is None or not others or not surely_above(fit.explains, INHERITED, looks=looks):
         return False
-    next_best = max(others, key=lambda p: rate(p) or 0.0)
-    alone = (rate(fit.explains) or 0.0) > 3 * (rate(next_best) or 0.0)
-    return alone and above(bare(fit.explains), bare(next_best), looks=looks)
+    share = rate(fit.explains) or 0.0
+    next_best = max((r.explains for r in others), key=lambda p: rate(p) or 0.0)
+    if share > 3 * (rate(next_best) or 0.0):
+        return above(bare(fit.explains), bare(next_best), looks=looks)
+    most = fit.beaten is None and share > EXPLAINED
+    return most and all(surely_above(bare(r.beaten), 0.5, looks=looks, fewest=1) for r in others)
 
 
 def held(fit: ReadingFit) -> Proportion | None:

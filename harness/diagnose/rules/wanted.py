@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from harness.diagnose.records import Dossier, Length, Point, Proportion, ReadingFit, Wanted
@@ -76,7 +77,10 @@ def _surely(value: float | None, low: float | None, looks: int) -> bool:
 
 
 def better(dossier: Dossier) -> list[ReadingFit]:
-    """Readings that are accepted more than the checkpoint's own, the most accepted first."""
+    """Readings that are accepted more than the checkpoint's own, the most accepted first.
+
+    Of those that are accepted alike, the one by which the text is the likeliest.
+    """
     wanted = dossier.wanted
     if wanted is None:
         return []
@@ -85,8 +89,21 @@ def better(dossier: Dossier) -> list[ReadingFit]:
         r for r in wanted.readings if not naming.is_declared(r.reading) and _gains(r, own, looks(r))
     ]
     fits.sort(key=lambda r: (-_gain(r, own), r.reading))
-    plain = next((r for r in fits if not _is_searched(r) and _equal(r, fits[0], own)), None)
-    return fits if plain is None else [plain, *(r for r in fits if r is not plain)]
+    plain = [r for r in fits if not _is_searched(r) and _equal(r, fits[0], own)]
+    if not plain:
+        return fits
+    first = plain[0] if _loss(plain[0]) is None else min(plain, key=lambda r: _loss(r) or math.inf)
+    return [first, *(r for r in fits if r is not first)]
+
+
+def _loss(fit: ReadingFit) -> float | None:
+    """The loss on the text, by which equals are told apart; None for readings of the vocabulary.
+
+    Which of two readings is right shows in every token's probability, where their drafts are
+    mostly the same. A token that a reading has no draft id for is in no loss.
+    """
+    vocabulary = naming.cause_of_reading(fit.reading) == "vocabulary_map"
+    return None if vocabulary else finite(fit.loss)
 
 
 def _looks(dossier: Dossier) -> Callable[[ReadingFit], int]:
