@@ -152,6 +152,23 @@ def test_a_fault_of_some_calls_is_named_by_the_calls_it_explains() -> None:
     assert conclude(now_and_then(0.14)).cause == "unknown"
 
 
+@pytest.mark.parametrize(("beaten", "named"), [(0.9, True), (0.55, False)])
+def test_of_calls_that_several_readings_give_the_one_that_gives_surely_more_is_named(
+    beaten: float, named: bool
+) -> None:
+    """A share of the rows that lie before goes wrong too: no reading gives all the calls."""
+    found = now_and_then(0.56)
+    assert found.replay
+    own, most, *others = found.replay.readings
+    fits = [
+        made.times(r, explains=made.some(0.35, 200), beaten=made.some(beaten, 60)) for r in others
+    ]
+    replay = made.times(found.replay, readings=(own, most, *fits))
+    told = conclude(made.times(found, replay=replay))
+    assert (told.cause == "token_shift") is named
+    assert told.cause in ("token_shift", "unknown")
+
+
 def evidence(found: Diagnosis) -> tuple[str, ...]:
     return found.ranked[0].evidence_for
 
@@ -318,6 +335,53 @@ def test_a_wide_gap_makes_every_token_count() -> None:
         )
         found = conclude(made.times(dossier, target=parity))
         assert (found.cause == "target_computed_wrong") is wrong
+
+
+@pytest.mark.parametrize(("hits", "wrong"), [(6, True), (0, False), (1, False)])
+def test_greedy_tokens_that_no_rounding_explains_are_of_another_target(
+    hits: int, wrong: bool
+) -> None:
+    """Half of a fault's tokens are near-ties; the median of the log-probabilities sees none."""
+    dossier = made.handed(made.bad(None, own=0.97, scale=1.0), 0.94)
+    parity = made.times(
+        made.healthy().target,
+        prompt_gap=0.0004,
+        decode_gap=0.001,
+        floor=0.005,
+        argmax=made.some(0.96, 127),
+        overruled=Proportion(hits=hits, of=140),
+    )
+    found = conclude(made.times(dossier, target=parity))
+    assert (found.cause == "target_computed_wrong") is wrong
+    if wrong:
+        assert any("more than any rounding explains" in says for says in evidence(found))
+
+
+def test_answers_that_are_not_the_targets_own_are_looked_into_before_all_is_right() -> None:
+    early = made.times(made.healthy(), target=None)
+    assert decided(early)
+    other = made.times(early.observed, identical=made.some(0.4, 32))
+    assert not decided(made.times(early, observed=other))
+    alike = made.times(early.observed, identical=made.some(0.95, 32))
+    assert decided(made.times(early, observed=alike))
+
+
+def test_of_readings_that_are_accepted_alike_the_likelier_text_tells() -> None:
+    low = made.scaled(0.3)
+    names = ("input norm added", "norm_before_residual toggled")
+
+    def named(losses: tuple[float, float]) -> str:
+        fits = [
+            made.times(made.reading(name, made.scaled(1 - 0.01 * i), low), loss=loss)
+            for i, (name, loss) in enumerate(zip(names, losses, strict=True))
+        ]
+        found = made.trained_for(names[0], 0.3)
+        own = next(r for r in found.wanted.readings if r.reading == AS_DECLARED)
+        told = made.times(found, wanted=made.times(found.wanted, readings=(*fits, own)))
+        return wanted.better(told)[0].reading
+
+    assert named((0.43, 0.45)) == names[0]
+    assert named((0.45, 0.43)) == names[1]
 
 
 def test_a_last_norm_of_ones_is_lost_and_not_the_head_behind_it() -> None:
