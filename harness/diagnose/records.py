@@ -257,6 +257,15 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     unnormed_head: Proportion | None = None
     """First drafts that are the argmax of the head over the last state WITHOUT its norm, where this
     is not the target's token: how a drafter draws that was trained towards such targets."""
+    unnormed_less: float | None = None
+    """By how much the first drafts are nearer to the target's distributions WITHOUT the final norm
+    than to its own: the difference of the mean Kullback-Leibler divergences, nats a token."""
+    unnormed_less_low: float | None = None
+    """The lower end of its 95% interval, paired by prompt."""
+    without_tokens: Proportion | None = None
+    """First drafts that are right, and stay so where the drafter is fed other tokens."""
+    without_states: Proportion | None = None
+    """The same where it is handed another text's states."""
     by_step: tuple[Proportion, ...] = ()
     """Conditional acceptance by draft position over all slots of the text, as declared."""
     own_tokens_by_step: tuple[Proportion, ...] = ()

@@ -448,6 +448,41 @@ def test_near_ties_of_a_few_prompts_do_not_tell_of_targets_without_the_norm() ->
     assert told.cause == "trained_without_norm"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "states", "cause"),
+    [
+        (0.9, 0.1, "trained_on_mixed_states"),
+        (0.1, 0.9, "trained_on_mixed_states"),
+        (0.7, 0.1, "trained_one_step"),
+        (0.9, 0.9, "trained_one_step"),
+    ],
+)
+def test_a_drafter_that_does_not_look_at_its_tokens_was_trained_on_others(
+    tokens: float, states: float, cause: str
+) -> None:
+    """Its later drafts fall as of one training step: these rest on its own tokens still more."""
+    found = made.badly_trained(
+        (0.6, 0.2, 0.06),
+        without_tokens=made.some(tokens, 200),
+        without_states=made.some(states, 200),
+    )
+    assert conclude(found).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("hits", "low", "named"), [(4, 0.02, True), (4, -0.1, False), (1, 0.02, False)]
+)
+def test_few_tokens_and_all_distributions_together_tell_of_targets_without_the_norm(
+    hits: int, low: float, named: bool
+) -> None:
+    drawn = Proportion(hits=hits, of=4, low=0.2, high=1.0)
+    told = made.times(
+        made.healthy().wanted, unnormed_head=drawn, unnormed_less=0.25, unnormed_less_low=low
+    )
+    found = conclude(made.times(made.healthy(), wanted=told))
+    assert found.cause == ("trained_without_norm" if named else "none")
+
+
 def test_a_run_that_was_accepted_less_than_now_is_told() -> None:
     observed = made.times(made.healthy().observed, in_run=made.length(made.scaled(0.3)))
     found = conclude(made.times(made.healthy(), observed=observed))

@@ -10,6 +10,7 @@ from harness.diagnose.rules.measures import (
     finite,
     known,
     lost,
+    number,
     percent,
     rate,
     shorter,
@@ -24,6 +25,9 @@ LOW = 0.5
 """Published drafters have more than half of their first drafts accepted (facts of K2.5: from 0.6);
 one that has surely fewer than this learnt something else, or little."""
 GOOD_FIRST = 0.55
+UNREAD = 0.8
+"""Of a drafter's right first drafts so many stay right on tokens, or states, that it does not look
+at; one that does loses half of them, or near it."""
 UNNORMED = 0.25
 """Of a drafter's first drafts where the head's likeliest token without the norm is another than the
 target's: a drafter trained rightly draws so few of those."""
@@ -42,7 +46,12 @@ def is_low(dossier: Dossier) -> bool | None:
 
 def training_points(dossier: Dossier) -> list[Point]:
     """What the target's own text says of how the drafter was trained."""
-    found = [*_unnormed(dossier), *_one_step(dossier), *_overfit(dossier), *_other_target(dossier)]
+    found = [
+        *_unnormed(dossier),
+        *_one_step(dossier),
+        *_overfit(dossier),
+        *_other_target(dossier),
+    ]
     return [*found, *_low(dossier)]
 
 
@@ -97,6 +106,10 @@ def _unnormed(dossier: Dossier) -> list[Point]:
     first = readings.first_of_text(dossier)
     low = finite(drawn.low)  # over prompts, which few tokens hold to
     sure = surely_above(drawn, UNNORMED, fewest=1) and (low is None or low > UNNORMED)
+    if found is not None and drawn.of and (rate(drawn) or 0.0) > 0.5 and _nearer(found):
+        sure = True
+        says += f"; over all tokens they are {number(found.unnormed_less)} nats nearer to what the "
+        says += "head says without that norm"
     if sure:  # a norm that is even leaves few such tokens
         # Such a drafter is right where both agree, and draws the other token where they do not.
         weight = DECISIVE if is_low(dossier) or above(drawn, _wrong(first)) else STRONG
@@ -106,8 +119,32 @@ def _unnormed(dossier: Dossier) -> list[Point]:
     return []
 
 
+def _nearer(found: Wanted) -> bool:
+    """Whether the first drafts are nearer to the target's distributions without its norm.
+
+    Alone that says little: a drafter that is surer of itself than the target is nearer to sharper
+    distributions as well. It is a second witness beside the tokens, of which there may be few.
+    """
+    low = finite(found.unnormed_less_low)
+    return low is not None and low > 0
+
+
 def _wrong(first: Proportion | None) -> Proportion | None:
     return None if first is None else Proportion(hits=first.of - first.hits, of=first.of)
+
+
+def unread(dossier: Dossier) -> str | None:
+    """What the drafter does not look at: "tokens" or "states"; None: it does, or at neither.
+
+    One that learnt little looks at nothing.
+    """
+    found = dossier.wanted
+    if found is None:
+        return None
+    told = {"tokens": found.without_tokens, "states": found.without_states}
+    idle = [name for name, kept in told.items() if surely_above(kept, UNREAD)]
+    other = {"tokens": found.without_states, "states": found.without_tokens}
+    return idle[0] if len(idle) == 1 and surely_below(other[idle[0]], 0.5) else None
 
 
 def _one_step(dossier: Dossier) -> list[Point]:
@@ -128,6 +165,12 @@ def _one_step(dossier: Dossier) -> list[Point]:
         if "tensors_damaged" in _audited(dossier, "error"):
             says += "; and tensors of the layer that makes its states are lost"
             weights = {"tensors_damaged": STRONG, "trained_one_step": WEAK}
+            return [point(cause, weight, says, NAME) for cause, weight in weights.items()]
+        if (what := unread(dossier)) is not None:
+            kept_too = found.without_tokens if what == "tokens" else found.without_states
+            says += f"; {counted(kept_too)} right first drafts stay right on other {what}: it does "
+            says += "not look at them, as where states and tokens did not belong together"
+            weights = {"trained_on_mixed_states": STRONG + WEAK, "trained_one_step": WEAK}
             return [point(cause, weight, says, NAME) for cause, weight in weights.items()]
         weight = STRONG + (WEAK if kept < 0.55 else 0.0)
         return [point("trained_one_step", weight, says, NAME), *_own_tokens(found, limit)]
