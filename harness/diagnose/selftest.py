@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import importlib
+import itertools
 import shutil
 import sys
 import time
@@ -21,7 +22,7 @@ import msgspec
 
 from drafters.spec import DrafterError
 from engines.base import EngineError
-from harness.diagnose.causes import NONE, UNKNOWN
+from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
 from harness.diagnose.experiments.work import Options
 from harness.diagnose.matrix import CaseResult, Matrix, matrix_of, to_markdown
 from harness.diagnose.records import Diagnosis, Dossier, Subject
@@ -30,6 +31,7 @@ from harness.measure.store import to_json, write_atomic
 
 if TYPE_CHECKING:
     from engines.reference.engine import Engine
+    from harness.diagnose.story import Outcome
     from harness.progress import Progress
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -42,7 +44,10 @@ Kind = Literal["fault", "healthy", "compound"]
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One planting to be diagnosed. `right`: the causes that are right answers."""
+    """One planting to be diagnosed. `right`: the causes that are right answers.
+
+    `parts`: of two faults at once the right answers of each.
+    """
 
     name: str
     kind: Kind
@@ -55,6 +60,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     emulated: bool = False
     weight: float = 0.0
+    parts: tuple[tuple[str, ...], ...] = ()
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +202,7 @@ def _compound_cases(found: Any, wanted: Wanted) -> Iterator[Case]:
             right=tuple(sorted(both[0].right | both[1].right)),
             cause=both[0].cause,
             weight=2.0,
+            parts=tuple(tuple(sorted(fault.right)) for fault in both),
         )
 
 
@@ -252,12 +259,39 @@ def _diagnosed(
             pages=False,
         )
         dossier, diagnosis = ended.dossier, ended.diagnosis
+        then = _after_mending(case, ended, planted.prompts, work / "fix", progress, options)
     except (EngineError, HarnessError, DrafterError) as error:
         dossier = Dossier(subject=subject, skipped={"all": one_line(str(error))})
-        diagnosis = _nothing(one_line(str(error)))
+        diagnosis, then = _nothing(one_line(str(error))), None
     _write(wanted.out / DOSSIERS / f"{case.name}.json", dossier)
     shutil.rmtree(work, ignore_errors=True)
-    return judged(case, wanted.engine, dossier, diagnosis, code, time.perf_counter() - begun)
+    took = time.perf_counter() - begun
+    return judged(case, wanted.engine, dossier, diagnosis, code, took, then)
+
+
+def _after_mending(
+    case: Case,
+    ended: Outcome,
+    prompts: Sequence[Sequence[int]],
+    place: Path,
+    progress: Progress,
+    options: Options,
+) -> str | None:
+    """Of two faults at once: what is called once `--fix` has mended the one that was called.
+
+    "none" where nothing is left to call. None: the one that was called is not in our power.
+    """
+    from harness.diagnose.mend import try_to_mend
+
+    called = ended.diagnosis.cause
+    if case.kind != "compound" or called not in CAUSES or not CAUSES[called].fixable:
+        return None
+    mended = try_to_mend(ended, prompts, place, progress=progress, options=options)
+    if isinstance(mended, str):
+        progress.say(mended)
+        return None
+    others = [change.cause for change in mended.changes[1:]]
+    return others[0] if others else mended.left or NONE
 
 
 def _nothing(why: str) -> Diagnosis:
@@ -290,9 +324,18 @@ def subject_of(planted: Any, engine: str) -> Subject:
 
 
 def judged(
-    case: Case, engine: str, dossier: Dossier, diagnosis: Diagnosis, code: str, took_s: float
+    case: Case,
+    engine: str,
+    dossier: Dossier,
+    diagnosis: Diagnosis,
+    code: str,
+    took_s: float,
+    then: str | None = None,
 ) -> CaseResult:
-    """Whether the right cause was called, and where it was ranked."""
+    """Whether the right cause was called, and where it was ranked.
+
+    `then`: of two faults at once, what was called once the first was mended.
+    """
     ranked = tuple(each.cause for each in diagnosis.ranked if each.strength != "excluded")
     expected = dossier.expected.acceptance.length if dossier.expected is not None else None
     observed = dossier.observed.acceptance.length if dossier.observed is not None else None
@@ -317,7 +360,14 @@ def judged(
         took_s=took_s,
         code=code,
         emulated=case.emulated,
+        then=then,
+        both=None if then is None else _both(case.parts, diagnosis.cause, then),
     )
+
+
+def _both(parts: Sequence[Sequence[str]], first: str, then: str) -> bool:
+    """Whether one name is of one fault, and the other of the other."""
+    return any(first in one and then in other for one, other in itertools.permutations(parts, 2))
 
 
 def _kept(out: Path, case: Case, code: str) -> CaseResult | None:
@@ -332,7 +382,9 @@ def _kept(out: Path, case: Case, code: str) -> CaseResult | None:
         return None
     from harness.diagnose.verdict import conclude
 
-    result = judged(case, found.engine, dossier, conclude(dossier), code, found.took_s)
+    told = conclude(dossier)
+    then = found.then if told.cause == found.called else None  # else another one was mended
+    result = judged(case, found.engine, dossier, told, code, found.took_s, then)
     _write(out / CASES / f"{case.name}.json", result)
     return result
 

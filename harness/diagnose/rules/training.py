@@ -65,7 +65,9 @@ def _low(dossier: Dossier) -> list[Point]:
     if not low:
         if not surely_above(first, GOOD_FIRST, looks=2):
             return []
-        own = ("trained_one_step", "trained_without_norm")  # these may leave a first draft right
+        own = {"trained_one_step", "trained_without_norm"}  # these may leave a first draft right
+        if unread(dossier) is not None:
+            own.add("trained_on_mixed_states")
         against = [c for c in of_stage("training") if c not in own]
         return [point(c, -STRONG, says, NAME) for c in (*against, "other_target")]
     if readings.better(dossier):
