@@ -384,6 +384,18 @@ def test_of_readings_that_are_accepted_alike_the_likelier_text_tells() -> None:
     assert named((0.45, 0.43)) == names[1]
 
 
+@pytest.mark.parametrize(("first", "cause"), [(0.17, "undertrained"), (0.7, "lm_head_replaced")])
+def test_a_reading_that_leaves_a_bad_drafter_bad_is_not_what_it_was_trained_for(
+    first: float, cause: str
+) -> None:
+    """Noise in every tensor: with a head that has none the drafter is less bad."""
+    low, better = (0.09, 0.0, 0.0), (first, first**2, first**3)
+    found = made.badly_trained(low)
+    fits = (made.reading("target's lm_head", better, low), *found.wanted.readings)
+    told = conclude(made.times(found, wanted=made.times(found.wanted, readings=fits)))
+    assert told.cause == cause
+
+
 def test_a_last_norm_of_ones_is_lost_and_not_the_head_behind_it() -> None:
     dossier = made.trained_for("target's lm_head", 0.7)
     assert conclude(dossier).cause == "lm_head_replaced"

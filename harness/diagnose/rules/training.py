@@ -21,9 +21,6 @@ from harness.diagnose.rules.measures import (
 from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, of_stage, point
 
 NAME = "wanted"
-LOW = 0.5
-"""Published drafters have more than half of their first drafts accepted (facts of K2.5: from 0.6);
-one that has surely fewer than this learnt something else, or little."""
 GOOD_FIRST = 0.55
 UNREAD = 0.8
 """Of a drafter's right first drafts so many stay right on tokens, or states, that it does not look
@@ -41,7 +38,7 @@ def is_low(dossier: Dossier) -> bool | None:
     first = readings.first_of_text(dossier)
     if not known(first):
         return None
-    return surely_below(first, LOW)
+    return surely_below(first, readings.LOW)
 
 
 def training_points(dossier: Dossier) -> list[Point]:
@@ -70,12 +67,12 @@ def _low(dossier: Dossier) -> list[Point]:
             own.add("trained_on_mixed_states")
         against = [c for c in of_stage("training") if c not in own]
         return [point(c, -STRONG, says, NAME) for c in (*against, "other_target")]
-    if readings.better(dossier):
+    if readings.mends(dossier):
         says += ", which another reading mends"
         return [point(c, -GOOD, says, NAME) for c in ("undertrained", "trained_on_mixed_states")]
-    tried = readings.is_best(dossier) is True
+    tried = readings.is_best(dossier) is not None
     if tried:
-        says += ", and no other reading of the drafter does better"
+        says += ", and no other reading makes a good drafter of it"
     weight = STRONG - 0.5 if tried else GOOD
     if _loops(dossier):
         weight -= WEAK  # on such text no drafter shows what it has learnt

@@ -21,12 +21,16 @@ from harness.diagnose.rules.measures import (
     rate,
     shorter,
     span,
+    surely_below,
 )
 from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, point
 
 NAME = "wanted"
 LAST_NORM = "norm norm.weight "
 """As the audit calls it."""
+LOW = 0.5
+"""Published drafters have more than half of their first drafts accepted (facts of K2.5: from 0.6);
+one that has surely fewer than this learnt something else, or little."""
 LEAST = 0.05
 """A reading must be accepted so much more, as a share of what it is accepted itself, to matter."""
 
@@ -136,6 +140,16 @@ def _accepted(fit: ReadingFit) -> float:
     return found if found is not None else 1 + (finite(fit.gain) or 0.0)
 
 
+def mends(dossier: Dossier) -> bool:
+    """Whether another reading is better, and makes a drafter of it.
+
+    One that is bad by either is not read wrongly: of tensors that are spoiled one reading or the
+    other always spoils less.
+    """
+    fits = better(dossier)
+    return bool(fits) and not surely_below(first_rate(fits[0].acceptance), LOW)
+
+
 def is_best(dossier: Dossier) -> bool | None:
     """Whether the checkpoint's reading is the best of those tried; None where none was tried."""
     if dossier.wanted is None or len(dossier.wanted.readings) < 2:
@@ -173,6 +187,7 @@ def _named(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
     best = fits[0]
     own = base(dossier)
     equals = [r for r in fits if _equal(r, best, own)]
+    mended = mends(dossier)
     rivals = {cause_in(dossier, r) for r in equals}
     if rivals <= set(naming.LAYERS):
         rivals = {cause_in(dossier, best)}  # neighbouring layers are alike; the best list counts
@@ -188,6 +203,9 @@ def _named(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
                 weight = GOOD
             weight += WEAK / 2 if fit is best else 0.0
         says = _says(fit, own)
+        if not mended:
+            weight = min(weight, GOOD)
+            says += ": a bad drafter by either"
         if fit.reading in engine_does:
             weight, says = WEAK, f"{says}; and that is how the engine runs it"
         found[cause] = point(cause, weight, says, NAME)
