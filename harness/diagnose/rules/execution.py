@@ -25,6 +25,8 @@ EXPLAINED = 0.5
 rule. What is not in the catalogue is met by none of its readings so often."""
 INHERITED = 0.2
 """The same of a reading that alone gives so many, where all others give what chance does."""
+ODD = 0.02
+"""Calls that are not all as declared: so many are near-ties of honest arithmetic."""
 BATCHES = ("proposals_other_request",)
 CACHES = ("drafter_cache", "kv_not_overwritten")
 LATER = ("recurrence", "drafter_graph")
@@ -99,7 +101,8 @@ def _stands_out(fit: ReadingFit, replay: Replay) -> bool:
     if share > 3 * (rate(next_best) or 0.0):
         return above(bare(fit.explains), bare(next_best), looks=looks)
     most = fit.beaten is None and share > EXPLAINED
-    return most and all(surely_above(bare(r.beaten), 0.5, looks=looks, fewest=1) for r in others)
+    # All of them have to be beaten: no chance is given to one of many.
+    return most and all(surely_above(bare(r.beaten), 0.5, fewest=1) for r in others)
 
 
 def held(fit: ReadingFit) -> Proportion | None:
@@ -116,11 +119,35 @@ def execution_points(dossier: Dossier) -> list[Point]:
     own = declared(replay)
     if own is None or right is None:
         return []
+    if right and surely_above(odd(replay), ODD):
+        return _hints(replay, own)
     if right:
         says = f"{counted(own.agreement)} proposals are the declared drafter's in float32"
         return [point(cause, -STRONG, says, NAME) for cause in of_stage("execution")]
     fits = better(replay)
     return [*_named(replay, own, fits), *_tried(replay, own, fits), *_signatures(replay, own, fits)]
+
+
+def odd(replay: Replay) -> Proportion | None:
+    """The calls whose proposals are not all the declared drafter's; None where that is not told."""
+    own = declared(replay)
+    calls = [p.of for p in (replay.first_call, replay.later_calls) if p is not None]
+    if own is None or own.explains is None or sum(calls) < own.explains.of:
+        return None
+    return Proportion(hits=own.explains.of, of=sum(calls))
+
+
+def _hints(replay: Replay, own: ReadingFit) -> list[Point]:
+    """Where most calls are as declared, and too many are not: the readings that give most of these.
+
+    Nothing is certain then, and nothing is excluded.
+    """
+    found: dict[str, Point] = {}
+    for fit in replay.readings:
+        cause = naming.cause_of_reading(fit.reading)
+        if cause is not None and known(fit.explains) and (rate(fit.explains) or 0.0) > EXPLAINED:
+            found.setdefault(cause, point(cause, WEAK, _says(fit, own), NAME))
+    return list(found.values())
 
 
 def _named(replay: Replay, own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
