@@ -387,9 +387,17 @@ def test_answers_that_are_not_the_targets_own_are_looked_into_before_all_is_righ
     assert decided(made.times(early, observed=alike))
 
 
-def test_of_readings_that_are_accepted_alike_the_likelier_text_tells() -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("input norm added", "norm_before_residual toggled"),
+        ("other layers (3, 31, 40)", "layers off by +1 (4, 32, 60)"),
+    ],
+)
+def test_of_readings_that_are_accepted_alike_the_likelier_text_tells(
+    names: tuple[str, str],
+) -> None:
     low = made.scaled(0.3)
-    names = ("input norm added", "norm_before_residual toggled")
 
     def named(losses: tuple[float, float]) -> str:
         fits = [

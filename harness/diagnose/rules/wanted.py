@@ -93,10 +93,13 @@ def better(dossier: Dossier) -> list[ReadingFit]:
         r for r in wanted.readings if not naming.is_declared(r.reading) and _gains(r, own, looks(r))
     ]
     fits.sort(key=lambda r: (-_gain(r, own), r.reading))
-    plain = [r for r in fits if not _is_searched(r) and _equal(r, fits[0], own)]
-    if not plain:
-        return fits
-    first = plain[0] if _loss(plain[0]) is None else min(plain, key=lambda r: _loss(r) or math.inf)
+    if not fits:
+        return []
+    equals = [r for r in fits if _equal(r, fits[0], own)]
+    if _loss(fits[0]) is not None:
+        first = min(equals, key=lambda r: _loss(r) or math.inf)
+    else:
+        first = next((r for r in equals if not _is_searched(r)), fits[0])
     return [first, *(r for r in fits if r is not first)]
 
 
