@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.diagnose import selftest
+from harness.diagnose import planted, selftest
 from harness.diagnose.matrix import CaseResult, matrix_of, to_markdown
+from harness.diagnose.planted import Case, Wanted, cases_of
 from harness.diagnose.records import Diagnosis, Dossier, Ranked, Subject
-from harness.diagnose.selftest import Case, Wanted, cases_of, code_digest, judged
+from harness.diagnose.selftest import code_digest, judged
 from harness.errors import UsageError
 
 CASE = Case(
@@ -152,9 +153,9 @@ def test_only_what_an_engine_can_have_is_planted_there() -> None:
 
 
 def test_without_a_checkout_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(planted, "CHECKOUT", tmp_path)
     with pytest.raises(UsageError, match="works in a checkout"):
-        selftest.library()
+        planted.library()
 
 
 def test_a_kept_case_is_judged_anew_where_only_the_rules_changed(
