@@ -94,7 +94,7 @@ def _stands_out(fit: ReadingFit, replay: Replay) -> bool:
         for r in replay.readings
         if not naming.is_declared(r.reading) and naming.cause_of_reading(r.reading) != cause
     ]
-    if cause is None or not others or not surely_above(fit.explains, INHERITED, looks=looks):
+    if cause is None or not others or not surely_above(fit.explains, INHERITED):
         return False
     share = rate(fit.explains) or 0.0
     next_best = max((r.explains for r in others), key=lambda p: rate(p) or 0.0)
@@ -125,7 +125,14 @@ def execution_points(dossier: Dossier) -> list[Point]:
         says = f"{counted(own.agreement)} proposals are the declared drafter's in float32"
         return [point(cause, -STRONG, says, NAME) for cause in of_stage("execution")]
     fits = better(replay)
-    return [*_named(replay, own, fits), *_tried(replay, own, fits), *_signatures(replay, own, fits)]
+    hints = [] if fits else _hints(replay, own)
+    spared = {naming.cause_of_reading(r.reading) for r in fits} | {p.cause for p in hints}
+    return [
+        *_named(replay, own, fits),
+        *hints,
+        *_tried(replay, own, spared),
+        *_signatures(replay, own, fits),
+    ]
 
 
 def odd(replay: Replay) -> Proportion | None:
@@ -138,14 +145,18 @@ def odd(replay: Replay) -> Proportion | None:
 
 
 def _hints(replay: Replay, own: ReadingFit) -> list[Point]:
-    """Where most calls are as declared, and too many are not: the readings that give most of these.
+    """Where nothing is certain: the readings that give most of the calls which are not as declared.
 
-    Nothing is certain then, and nothing is excluded.
+    Most of all of these, or more than any other cause's reading does.
     """
+    given = [r for r in replay.readings if known(r.explains) and naming.cause_of_reading(r.reading)]
+    given.sort(key=lambda r: -(rate(r.explains) or 0.0))
     found: dict[str, Point] = {}
-    for fit in replay.readings:
+    for at, fit in enumerate(given):
         cause = naming.cause_of_reading(fit.reading)
-        if cause is not None and known(fit.explains) and (rate(fit.explains) or 0.0) > EXPLAINED:
+        others = [r for r in given if naming.cause_of_reading(r.reading) != cause]
+        ahead = at == 0 and bool(others) and above(bare(fit.explains), bare(others[0].explains))
+        if cause is not None and (ahead or (rate(fit.explains) or 0.0) > EXPLAINED):
             found.setdefault(cause, point(cause, WEAK, _says(fit, own), NAME))
     return list(found.values())
 
@@ -192,9 +203,8 @@ def _explains(fit: ReadingFit, own: ReadingFit) -> bool:
     return one >= 0.95 or (1 - one) < 0.5 * (1 - other)
 
 
-def _tried(replay: Replay, own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
+def _tried(replay: Replay, own: ReadingFit, good: set[str | None]) -> list[Point]:
     """Against causes whose readings were tried and propose otherwise than the engine did."""
-    good = {naming.cause_of_reading(r.reading) for r in fits}
     tried: dict[str, list[ReadingFit]] = {}
     for fit in replay.readings:
         cause = naming.cause_of_reading(fit.reading)
