@@ -125,14 +125,23 @@ def execution_points(dossier: Dossier) -> list[Point]:
         says = f"{counted(own.agreement)} proposals are the declared drafter's in float32"
         return [point(cause, -STRONG, says, NAME) for cause in of_stage("execution")]
     fits = better(replay)
-    hints = [] if fits else _hints(replay, own)
-    spared = {naming.cause_of_reading(r.reading) for r in fits} | {p.cause for p in hints}
     return [
         *_named(replay, own, fits),
-        *hints,
-        *_tried(replay, own, spared),
+        *([] if fits else _hints(replay, own)),
+        *_tried(replay, own, suspected(replay)),
         *_signatures(replay, own, fits),
     ]
+
+
+def suspected(replay: Replay | None) -> set[str]:
+    """Causes whose readings propose as the engine did, surely or, where none does, perhaps."""
+    own = None if replay is None else declared(replay)
+    if replay is None or own is None:
+        return set()
+    fits = better(replay)
+    if not fits:
+        return {p.cause for p in _hints(replay, own)}
+    return {cause for r in fits if (cause := naming.cause_of_reading(r.reading)) is not None}
 
 
 def odd(replay: Replay) -> Proportion | None:
@@ -203,7 +212,7 @@ def _explains(fit: ReadingFit, own: ReadingFit) -> bool:
     return one >= 0.95 or (1 - one) < 0.5 * (1 - other)
 
 
-def _tried(replay: Replay, own: ReadingFit, good: set[str | None]) -> list[Point]:
+def _tried(replay: Replay, own: ReadingFit, good: set[str]) -> list[Point]:
     """Against causes whose readings were tried and propose otherwise than the engine did."""
     tried: dict[str, list[ReadingFit]] = {}
     for fit in replay.readings:

@@ -259,8 +259,7 @@ def _tried(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
     assert dossier.wanted is not None
     seen = {cause_in(dossier, r) for r in fits}
     seen |= {p.cause for p in _norm_of_ones(dossier, fits)}
-    if dossier.replay is not None:
-        seen |= {naming.cause_of_reading(r.reading) for r in execution.better(dossier.replay)}
+    seen |= execution.suspected(dossier.replay)
     if states.is_clean(dossier.states) is False:
         seen |= set(naming.LAYERS) | {c for c in _tried_causes(dossier) if c.startswith("states_")}
     own = base(dossier)
