@@ -526,6 +526,16 @@ def test_few_tokens_and_all_distributions_together_tell_of_targets_without_the_n
     assert found.cause == ("trained_without_norm" if named else "none")
 
 
+def test_drafts_that_are_nearer_to_the_targets_own_distributions_were_trained_so() -> None:
+    """Tokens that differ without the norm are few, and near-ties: half of 19 are no proof."""
+    drawn = Proportion(hits=12, of=19, low=0.4, high=0.8)
+    told = made.times(made.healthy().wanted, unnormed_head=drawn)
+    assert conclude(made.times(made.healthy(), wanted=told)).cause == "trained_without_norm"
+    for less, low, cause in ((-0.25, -0.34, "none"), (0.05, -0.2, "trained_without_norm")):
+        both = made.times(told, unnormed_less=less, unnormed_less_low=low)
+        assert conclude(made.times(made.healthy(), wanted=both)).cause == cause
+
+
 def test_a_run_that_was_accepted_less_than_now_is_told() -> None:
     observed = made.times(made.healthy().observed, in_run=made.length(made.scaled(0.3)))
     found = conclude(made.times(made.healthy(), observed=observed))

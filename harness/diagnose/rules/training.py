@@ -96,36 +96,39 @@ def _loops(dossier: Dossier) -> bool:
 
 
 def _unnormed(dossier: Dossier) -> list[Point]:
+    """Two witnesses: tokens that differ without the norm, and the divergence over all of them."""
     found: Wanted | None = dossier.wanted
     drawn = None if found is None else found.unnormed_head
-    if drawn is None:
+    if found is None or drawn is None:
         return []
     says = f"{counted(drawn)} first drafts are what the target's head says without its final norm, "
     says += "where that is another token than the target's"
     first = readings.first_of_text(dossier)
     low = finite(drawn.low)  # over prompts, which few tokens hold to
     sure = surely_above(drawn, UNNORMED, fewest=1) and (low is None or low > UNNORMED)
-    if found is not None and drawn.of and (rate(drawn) or 0.0) > 0.5 and _nearer(found):
-        sure = True
+    nearer = _nearer(found)
+    if nearer is not None:
         says += f"; over all tokens they are {number(found.unnormed_less)} nats nearer to what the "
         says += "head says without that norm"
-    if sure:  # a norm that is even leaves few such tokens
+    if nearer is False or surely_below(drawn, UNNORMED):
+        return [point("trained_without_norm", -STRONG, says, NAME)]
+    if sure or (nearer and (rate(drawn) or 0.0) > 0.5):  # a norm that is even leaves few tokens
         # Such a drafter is right where both agree, and draws the other token where they do not.
         weight = DECISIVE if is_low(dossier) or above(drawn, _wrong(first)) else STRONG
         return [point("trained_without_norm", weight, says, NAME)]
-    if surely_below(drawn, UNNORMED):
-        return [point("trained_without_norm", -STRONG, says, NAME)]
     return []
 
 
-def _nearer(found: Wanted) -> bool:
+def _nearer(found: Wanted) -> bool | None:
     """Whether the first drafts are nearer to the target's distributions without its norm.
 
-    Alone that says little: a drafter that is surer of itself than the target is nearer to sharper
-    distributions as well. It is a second witness beside the tokens, of which there may be few.
+    None: neither is sure. Nearer alone says little, as a drafter that is surer of itself than the
+    target is nearer to sharper distributions as well; farther, it was not trained towards them.
     """
-    low = finite(found.unnormed_less_low)
-    return low is not None and low > 0
+    less, low = finite(found.unnormed_less), finite(found.unnormed_less_low)
+    if less is None or low is None:
+        return None
+    return True if low > 0 else False if 2 * less - low < 0 else None  # the interval's other end
 
 
 def _wrong(first: Proportion | None) -> Proportion | None:
