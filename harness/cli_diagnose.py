@@ -18,7 +18,7 @@ from harness.options import parse_urls
 
 if TYPE_CHECKING:
     from harness.diagnose.mend import Mended
-    from harness.diagnose.selftest import Wanted
+    from harness.diagnose.planted import Wanted
     from harness.diagnose.story import Outcome
 
 
@@ -131,7 +131,7 @@ def diagnose(
     """
     check_together(ctx, self_test, limit_minutes)
     if self_test:
-        from harness.diagnose.selftest import Wanted
+        from harness.diagnose.planted import Wanted
         from harness.run import check_out
 
         check_out(out)
