@@ -139,4 +139,9 @@ def why_not_captured(
         return "vllm 0.32 stops with an error on the embedding (index 0) of a DeepSeek-type target"
     if engine == "sglang" and family != "gpt-oss" and layers is not None and layers in indices:
         return f"sglang captures inputs of layers only: it has no index {layers}, the last output"
+    if engine == "sglang":
+        try:
+            from_index("sglang", indices, family, layers)
+        except DrafterError as error:
+            return str(error)
     return None

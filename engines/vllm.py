@@ -83,8 +83,8 @@ class VllmAdapter:
             if spec.k < 1:
                 raise EngineUsageError(f"k = {spec.k}: a verify step needs at least 1 draft token")
             _check_forced(spec)
-        if spec.device == "cpu" and spec.tensor_parallel != 1:
-            raise EngineUsageError("on a CPU serve with tensor_parallel = 1")
+        if spec.device == "cpu":
+            _check_cpu(spec)
 
     def launch(self, spec: ServeSpec, workdir: Path) -> Launch:
         """The command for `spec`; the translated drafter folder is written to `workdir`."""
@@ -174,6 +174,17 @@ def read_request_acceptance(payloads: list[dict[str, Any]]) -> RequestAcceptance
         except (KeyError, TypeError, ValueError):
             return None  # the field is marked experimental: another shape is no figure
     return None
+
+
+def _check_cpu(spec: ServeSpec) -> None:
+    if spec.tensor_parallel != 1:
+        raise EngineUsageError("on a CPU serve with tensor_parallel = 1")
+    if spec.temperature > 0 and (spec.drafter or spec.pair_drafter) is not None:
+        raise EngineUsageError(
+            f"temperature = {spec.temperature:g}: with a drafter vLLM verifies against the wrong "
+            "distribution on a CPU (docs/engine-defects.md); set sampling.temperature=0, or use "
+            "another engine"
+        )
 
 
 def _check_forced(spec: ServeSpec) -> None:

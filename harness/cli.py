@@ -353,7 +353,8 @@ register_history(app)
 register_exchange(app)
 for _group in (app, engines_app, nightly_app):
     for _command in _group.registered_commands:
-        _command.cls = Command
+        if not issubclass(_command.cls or object, Command):
+            _command.cls = Command
 
 
 def finish(outcome: Outcome[Any], as_json: bool) -> None:

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from harness import parameters
-from harness.ending import complain, tell_engine_failure
+from harness.ending import Command, complain, tell_engine_failure
 from harness.errors import UsageError
 from harness.options import parse_urls
 
 if TYPE_CHECKING:
     from harness.diagnose.mend import Mended
-    from harness.diagnose.selftest import Wanted
+    from harness.diagnose.planted import Wanted
     from harness.diagnose.story import Outcome
+
+
+SUBJECTS = (
+    ("stored", "RUN: what it served, with --set for what is to be otherwise."),
+    (
+        "named",
+        "--profile NAME, or --set target.path=DIR --set drafter.path=DIR. The engine is started "
+        "here; with --url it runs already.",
+    ),
+)
+"""The two ways to say what is diagnosed."""
+OF_SELF_TEST = ("seeds", "limit_minutes", "write")
+BOTH = ("engine", "only", "out")
+"""Options of a diagnosis that the self-test has too."""
+
+
+class DiagnoseCommand(Command):
+    """Its help lists the experiments too; they are loaded for it alone."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """After the options."""
+        from harness.diagnose.catalogue import listed
+
+        for title, rows in (("What is diagnosed", SUBJECTS), ("Experiments", listed())):
+            with formatter.section(title):
+                formatter.write_dl(rows)
+        super().format_epilog(ctx, formatter)
 
 
 def register(app: typer.Typer) -> None:
     """Put the command on the command line."""
-    app.command()(diagnose)
+    app.command(cls=DiagnoseCommand)(diagnose)
 
 
 Names = Annotated[
@@ -37,6 +65,7 @@ Skip = Annotated[
 
 
 def diagnose(
+    ctx: typer.Context,
     run: Annotated[
         Path | None,
         typer.Argument(metavar="RUN", help="A stored run: what it served is diagnosed."),
@@ -100,9 +129,12 @@ def diagnose(
 
     With no options: the demo. Exit 0: nothing is wrong; 4: too little was seen to say.
     """
+    check_together(ctx, self_test, limit_minutes)
     if self_test:
-        from harness.diagnose.selftest import Wanted
+        from harness.diagnose.planted import Wanted
+        from harness.run import check_out
 
+        check_out(out)
         asked_for = Wanted(
             engine=engine or "reference",
             only=tuple(only or ()) or ("*",),
@@ -114,7 +146,7 @@ def diagnose(
         test_itself(asked_for)
     if run is not None and profile is not None:
         raise UsageError("--profile: a stored run has its own plan; change it with --set")
-    from harness.diagnose.mend import check_new, try_to_mend
+    from harness.diagnose.mend import begun, check_new, discard, try_to_mend
     from harness.diagnose.story import check_names
     from harness.diagnose.story import run as do_diagnose
     from harness.diagnose.subjects import Asked, case_of, folder_for
@@ -124,11 +156,12 @@ def diagnose(
 
     check_names(only or (), "--only")
     check_names(skip or (), "--skip")
+    check_out(out)
+    mending: Path | None = None
     if fix is not None:
         check_new(fix)
-    check_out(out)
-    if fix is not None:
         check_out(fix, "--fix")
+        mending = begun(fix)
     urls = parse_urls([url] if url else [])
     default = () if run is not None else (("openai",) if urls else ("reference",))
     request = Request(
@@ -153,16 +186,40 @@ def diagnose(
         case = case_of(asked)
         for line in case.said:
             progress.say(line)
-        folder = folder_for(case, progress)
+        folder = folder_for(case, progress, mending)
         progress.say(f"writing to {folder}")
         with telling_how_to_go_on():
             ended = do_diagnose(
                 case.subject, case.prompts, folder, progress=progress, options=case.options
             )
-        mended: Mended | str | None = None
-        if fix is not None and ended.found:
-            mended = try_to_mend(ended, case.prompts, fix, progress=progress, options=case.options)
+            mended: Mended | str | None = None
+            if fix is not None and ended.found:
+                mended = try_to_mend(
+                    ended, case.prompts, fix, progress=progress, options=case.options
+                )
+            elif fix is not None and ended.exit_code == 0:
+                discard(fix)
     finish(ended, as_json, mended)
+
+
+def check_together(ctx: typer.Context, self_test: bool, limit_minutes: float | None) -> None:
+    """Raise `UsageError` for an option that would go unheard."""
+    if limit_minutes is not None and not (math.isfinite(limit_minutes) and limit_minutes > 0):
+        raise UsageError(f"--limit-minutes {limit_minutes:g}: give a number of minutes above 0")
+    given = [p for p in ctx.command.params if _on_the_line(ctx, p.name)]
+    for parameter in given:
+        shown = parameter.opts[0] if parameter.opts[0].startswith("-") else "RUN"
+        if self_test and parameter.name not in ("self_test", *OF_SELF_TEST, *BOTH):
+            raise UsageError(
+                f"{shown}: not with --self-test, which plants its own faults; leave one of them out"
+            )
+        if not self_test and parameter.name in OF_SELF_TEST:
+            raise UsageError(f"{shown}: is of the self-test; add --self-test")
+
+
+def _on_the_line(ctx: typer.Context, name: str | None) -> bool:
+    source = ctx.get_parameter_source(name or "")
+    return source is not None and source.name == "COMMANDLINE"
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -278,12 +279,21 @@ def check_out(out: Path, option: str = "--out") -> None:
     """Raise `UsageError` where no folder can be made in `out`, before minutes are spent."""
     try:
         nearest = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
-        writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+        folder = nearest.is_dir()
     except OSError as error:
         raise UsageError(f"{option} {str(out)[:200]}: {error.strerror}") from None
-    if not writable:
-        why = "may not be written to" if nearest.is_dir() else "is not a folder"
+    if not folder or not _takes_a_folder(nearest):
+        why = "may not be written to" if folder else "is not a folder"
         raise UsageError(f"{option} {out}: {nearest} {why}; choose another")
+
+
+def _takes_a_folder(place: Path) -> bool:
+    """Whether a folder can be made there; rights alone do not tell, as of /proc for root."""
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=place, prefix=".writable-"))
+    except OSError:
+        return False
+    return True
 
 
 def begin(request: Request, prepared: list[Prepared], made: Made | None = None) -> RunFolder:

@@ -7,6 +7,7 @@ last experiment that was finished.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +17,13 @@ import msgspec
 
 from harness.diagnose.records import Diagnosis, Dossier, Subject
 from harness.errors import UsageError
-from harness.measure.store import held, read_json, to_json, write_atomic
+from harness.measure.store import held, locked, read_json, to_json, write_atomic
 
 T = TypeVar("T")
 IDENTITY, DOSSIER, DIAGNOSIS = "subject.json", "dossier.json", "diagnosis.json"
 MARKDOWN, PAGE = "diagnosis.md", "diagnosis.html"
+HOLDER = ".process"
+"""Holds the id of the process that is diagnosing in the folder."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +81,7 @@ class DiagnosisFolder:
         """Claim the folder for `identity`. Raises `UsageError` where it is another's."""
         known = self.identity()
         if known is None:
-            if self.path.is_dir() and any(self.path.iterdir()):
+            if self.path.is_dir() and any(p.name != HOLDER for p in self.path.iterdir()):
                 raise UsageError(f"{self.path}: is not empty, and no diagnosis; name a new folder")
             write_atomic(self.path / IDENTITY, to_json(identity))
             return
@@ -102,8 +105,29 @@ class DiagnosisFolder:
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """Hold the folder for one process. Raises `UsageError` where another holds it."""
-        with held(self.path, "another diagnosis is writing into it; wait for its end"):
-            yield
+        note = self.path / HOLDER
+        by = self._noted()
+        with held(self.path, f"{by} is diagnosing in it; wait for its end"):
+            note.write_text(str(os.getpid()), encoding="utf-8")
+            try:
+                yield
+            finally:
+                note.unlink(missing_ok=True)
+
+    def held_by(self) -> str | None:
+        """Which process is diagnosing in it, in words; None where none is."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            return None if locked(handle) else self._noted()
+        finally:
+            os.close(handle)
+
+    def _noted(self) -> str:
+        """The process that noted itself last; one that was killed leaves its note, and no lock."""
+        try:
+            return f"process {int((self.path / HOLDER).read_text(encoding='utf-8'))}"
+        except (OSError, ValueError):
+            return "another process"
 
     def found(self, name: str, kind: type[T]) -> tuple[T, float] | None:
         """An experiment's finding as its record, and the seconds that it took.
@@ -140,12 +164,21 @@ class DiagnosisFolder:
 
 
 def unfinished(root: Path) -> Iterator[tuple[DiagnosisFolder, Identity]]:
-    """The diagnoses below `root` that were cut short, the newest first."""
+    """The diagnoses below `root` that are under way or were cut short, the newest first."""
     for path in sorted(root.glob(f"*/{IDENTITY}"), reverse=True):
-        folder = DiagnosisFolder(path.parent)
-        try:
-            known = folder.identity()
-        except UsageError:
-            continue
-        if known is not None and not folder.finished:
-            yield folder, known
+        for folder, known in of_folder(path.parent):
+            if not folder.finished:
+                yield folder, known
+
+
+def of_folder(path: Path | None) -> Iterator[tuple[DiagnosisFolder, Identity]]:
+    """The diagnosis in `path`, where there is one that can be read."""
+    if path is None:
+        return
+    folder = DiagnosisFolder(path)
+    try:
+        known = folder.identity()
+    except UsageError:
+        return
+    if known is not None:
+        yield folder, known

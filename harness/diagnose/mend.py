@@ -20,11 +20,12 @@ from drafters.spec import DrafterError
 from engines.base import EngineError
 from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
 from harness.diagnose.experiments.work import Options
+from harness.diagnose.folders import HOLDER, DiagnosisFolder
 from harness.diagnose.records import Diagnosis, Dossier, Ranked, Subject
-from harness.diagnose.story import Outcome, run
+from harness.diagnose.story import Outcome, identity_of, run
 from harness.errors import HarnessError, UsageError, one_line
 from harness.measure.metrics import acceptance_rate
-from harness.measure.store import to_json, write_atomic
+from harness.measure.store import read_json, to_json, write_atomic
 from harness.plan.recorded import recorded_set
 from harness.progress import Progress
 
@@ -36,6 +37,8 @@ WITHIN = 0.02
 MOST = 3
 """Faults that are mended one after another."""
 DRAFTER, RECORD, SETS = "drafter", "mended.json", "sets.txt"
+BEGUN = "begun.json"
+"""Names the diagnosis that is being mended, as long as it is."""
 _METHOD = ("--speculative-config.method", "-sc.method", "--speculative-algorithm")
 
 
@@ -74,22 +77,75 @@ def mend(
 ) -> Mended:
     """Mend what the diagnosis names, prove it, and write both into the new folder `out`.
 
-    Raises `UsageError` where `out` is in use, or nothing that is named is in our power.
+    What an interrupted mending of the same diagnosis has proven is gone on with. Raises
+    `UsageError` where `out` is in use, or nothing that is named is in our power.
     """
     check_new(out)
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        mended = _mend(found, prompts, partial, progress, options)
-        told = mended.drafter and str(out.resolve() / DRAFTER)
-        write_atomic(partial / RECORD, to_json(msgspec.structs.replace(mended, drafter=told)))
-        if out.exists():
-            out.rmdir()
-        os.replace(partial, out)
-    finally:
+    partial = _partial_of(out)
+    partial.mkdir(parents=True, exist_ok=True)
+    place = DiagnosisFolder(partial)
+    with place.claimed():
+        try:
+            _go_on(partial, found.folder)
+            mended = _mend(found, prompts, partial, progress, options)
+            told = mended.drafter and str(out.resolve() / DRAFTER)
+            mended = msgspec.structs.replace(mended, drafter=told)
+            write_atomic(partial / RECORD, to_json(mended))
+            (partial / BEGUN).unlink()
+        except Exception:
+            shutil.rmtree(partial, ignore_errors=True)  # an interruption keeps it
+            raise
+    if out.exists():
+        out.rmdir()
+    os.replace(partial, out)
+    return mended
+
+
+def begun(out: Path) -> Path | None:
+    """The diagnosis that an interrupted `--fix out` was of; None where there is none.
+
+    Raises `UsageError` where another process is writing it.
+    """
+    partial = _partial_of(out)
+    if not partial.is_dir():
+        return None
+    by = DiagnosisFolder(partial).held_by()
+    if by is not None:
+        raise UsageError(f"--fix {out}: {by} is writing it; wait for its end")
+    return _begun_in(partial)
+
+
+def discard(out: Path) -> None:
+    """Remove what an interrupted `--fix out` left, where nothing is left to mend."""
+    partial = _partial_of(out)
+    if partial.is_dir() and DiagnosisFolder(partial).held_by() is None:
         shutil.rmtree(partial, ignore_errors=True)
-    return msgspec.structs.replace(mended, drafter=told)
+
+
+def _partial_of(out: Path) -> Path:
+    """Where everything is written until it is whole; the lock on it tells who is alive."""
+    return out.absolute().parent / f".{out.absolute().name}.partial"
+
+
+def _begun_in(partial: Path) -> Path | None:
+    try:
+        return Path(read_json(partial / BEGUN, str))
+    except UsageError:
+        return None
+
+
+def _go_on(partial: Path, diagnosis: Path) -> None:
+    """Keep what an interrupted mending of this diagnosis left there, and nothing else's."""
+    diagnosis = diagnosis.absolute()
+    if _begun_in(partial) != diagnosis:
+        for entry in partial.iterdir():
+            if entry.name == HOLDER:
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    write_atomic(partial / BEGUN, to_json(str(diagnosis)))
 
 
 def check_new(out: Path) -> None:
@@ -126,6 +182,8 @@ def _mend(
     changes: list[Change] = []
     why_not: str | None = None
     asked = [tuple(p) for p in prompts]
+    for half_written in place.glob(f"{DRAFTER}*"):
+        shutil.rmtree(half_written)
     for turn in range(1, MOST + 1):
         try:
             change, subject, asked, options = _once(
@@ -138,7 +196,8 @@ def _mend(
             break
         changes.append(change)
         progress.say(f"mended: {CAUSES[change.cause].title}: {'; '.join(change.changes)}")
-        ended = run(subject, asked, place / f"proof-{turn}", progress=progress, options=options)
+        proof = _proof(place / f"proof-{turn}", subject, asked, options)
+        ended = run(subject, asked, proof, progress=progress, options=options)
         if ended.diagnosis.cause == NONE or not ended.found:
             break
     drafter = _kept(place, subject, found.dossier.subject)
@@ -158,6 +217,14 @@ def _mend(
 
 
 Asked = list[tuple[int, ...]]
+
+
+def _proof(place: Path, subject: Subject, asked: Asked, options: Options) -> Path:
+    """The folder of a proof; one that was begun with a checkpoint of other content is removed."""
+    known = DiagnosisFolder(place).identity()
+    if known is not None and known.differences(identity_of(subject, asked, options)):
+        shutil.rmtree(place)
+    return place
 
 
 def _once(

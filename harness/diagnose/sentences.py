@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, kin
 from harness.diagnose.records import Dossier, Length, Ranked
 from harness.diagnose.rules import gap, training, wanted
-from harness.diagnose.rules.located import not_made
+from harness.diagnose.rules.located import made, wanted_ones
 from harness.diagnose.rules.measures import finite, first_rate, length, number, percent, rate
+from harness.errors import one_line
 
+NOT_NEEDED = "not needed"
+"""How the reason begins why an experiment was left out that could have changed nothing."""
 SAMPLED = ("strict_rejection", "greedy_drafts_sampled")
 SURELY = {
     "certain": "The cause",
@@ -94,8 +98,8 @@ def _break_even(dossier: Dossier, seen: float, expected: float | None) -> str:
 
 def _none(dossier: Dossier) -> str:
     found = gap.gap(dossier)
-    missing = [n for n in not_made(dossier) if n != "audit"]
-    open_ = f" (not looked at: {', '.join(missing)})" if missing else ""
+    left = _left_out(dossier)
+    open_ = f" (not looked at: {left})" if left else ""
     seen, expected = length(found.observed), length(found.expected)
     if seen is None and expected is None:
         return f"No fault was found, and nothing was measured that could show one{open_}."
@@ -108,11 +112,32 @@ def _none(dossier: Dossier) -> str:
     first = (
         "" if accuracy is None else f" whose first draft is right in {percent(accuracy)} of cases"
     )
+    where = " in what was looked at" if left else ""
     return (
-        f"No fault: {percent((seen - 1) / k)} of the drafts accepted ({number(seen)} tokens a "
-        f"step) at k = {k} is what a drafter{first} predicts: {percent((expected - 1) / k)} "
-        f"({number(expected)})" + _break_even(dossier, seen, expected) + f"{open_}."
+        f"No fault{where}: {percent((seen - 1) / k)} of the drafts accepted ({number(seen)} "
+        f"tokens a step) at k = {k} is what a drafter{first} predicts: "
+        f"{percent((expected - 1) / k)} ({number(expected)})"
+        + _break_even(dossier, seen, expected)
+        + f"{open_}."
     )
+
+
+def _left_out(dossier: Dossier) -> str:
+    """The experiments that could have shown a fault and were not made, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name in wanted_ones(dossier):
+        why = dossier.skipped.get(name, "")
+        if not made(dossier, name) and not why.startswith(NOT_NEEDED) and (why or name != "audit"):
+            by_reason.setdefault(_few_words(why), []).append(name)
+    return "; ".join(
+        ", ".join(names) + (f" [{why}]" if why else "") for why, names in by_reason.items()
+    )
+
+
+def _few_words(why: str) -> str:
+    """A reason without what follows from it, or what to do about it."""
+    first = re.split(r"[:;] ", why, maxsplit=1)[0]
+    return one_line(first if first.count("(") == first.count(")") else why, 80)
 
 
 def _depth(dossier: Dossier, *found: Length | None) -> int:

@@ -11,13 +11,14 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from drafters.spec import DrafterError
 from engines.base import EngineError, EngineFailed
 from engines.secret import hide, in_args, in_variables
+from harness.diagnose.catalogue import EXPERIMENTS
 from harness.diagnose.causes import NONE, UNKNOWN
 from harness.diagnose.experiments.work import Options, Skipped, Work
 from harness.diagnose.folders import (
@@ -27,22 +28,10 @@ from harness.diagnose.folders import (
     Identity,
     prompts_digest,
 )
-from harness.diagnose.records import (
-    Audit,
-    Controls,
-    Diagnosis,
-    Dossier,
-    Expected,
-    Observed,
-    Replay,
-    Sampling,
-    States,
-    Subject,
-    TargetParity,
-    Toggle,
-    Wanted,
-)
+from harness.diagnose.records import Diagnosis, Dossier, Subject
+from harness.diagnose.sentences import NOT_NEEDED
 from harness.errors import HarnessError, UsageError, one_line
+from harness.measure.logprobs import NoLogprobs
 from harness.plan.strict import nearest
 from harness.progress import Progress
 from harness.resume import checkpoint_digest
@@ -51,19 +40,6 @@ from harness.run import NOT_WRITABLE
 if TYPE_CHECKING:
     from engines.reference.engine import Engine
 
-EXPERIMENTS: dict[str, tuple[str, Any]] = {
-    "audit": ("reading the checkpoints and the arguments", Audit),
-    "expected": ("what the drafter would be accepted by the paper", Expected),
-    "observed": ("what the engine accepts", Observed),
-    "states": ("what the drafter was handed", States),
-    "replay": ("the drafter on the engine's own states", Replay),
-    "wanted": ("what the drafter was trained for", Wanted),
-    "target": ("whether the engine computes the target", TargetParity),
-    "sampling": ("acceptance at the temperature", Sampling),
-    "toggles": ("one thing at a time otherwise", tuple[Toggle, ...]),
-    "controls": ("what working and broken look like", Controls),
-}
-"""In the order that they are made: what each looks at, and its record."""
 NEEDED = ("expected", "observed")
 """Before these nothing is certain: without them nobody knows whether anything is lost."""
 
@@ -136,8 +112,7 @@ def run(
 
 def _experiment(work: Work, name: str, options: Options, progress: Progress) -> None:
     """Make it, or take what was found before, or say why it is left out."""
-    title, kind = EXPERIMENTS[name]
-    before = work.folder.found(name, kind)
+    before = work.folder.found(name, EXPERIMENTS[name].record)
     if before is not None:
         work.take(name, *before)
         progress.say(f"{name}: found before")
@@ -147,11 +122,13 @@ def _experiment(work: Work, name: str, options: Options, progress: Progress) -> 
         work.leave_out(name, why)
         return
     begun = time.perf_counter()
-    progress.stage(f"{name}: {title}")
+    progress.stage(f"{name}: {EXPERIMENTS[name].looks_at}")
     try:
         found = work.make(name)
     except (Skipped, EngineError, HarnessError, DrafterError) as reason:
         why = one_line(str(reason))
+    except NoLogprobs as reason:
+        why = one_line(f"the server tells no log-probabilities: {reason}")
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
             raise  # a full disk ends the diagnosis; what is kept stays
@@ -173,7 +150,7 @@ def _unwanted(work: Work, name: str, options: Options) -> str | None:
     if name in options.skip:
         return "left out (--skip)"
     if not options.thorough and _decided(work.dossier):
-        return "not needed: the verdict is certain without it"
+        return f"{NOT_NEEDED}: the verdict is certain without it"
     return None
 
 

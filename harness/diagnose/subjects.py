@@ -14,7 +14,7 @@ from harness.analyse.acceptance import estimates, pooled_acceptance
 from harness.attach import prepare_all
 from harness.diagnose.experiments.asking import Access
 from harness.diagnose.experiments.work import Options
-from harness.diagnose.folders import Identity, unfinished
+from harness.diagnose.folders import Identity, of_folder, unfinished
 from harness.diagnose.records import Length, Subject
 from harness.diagnose.story import identity_of
 from harness.errors import UsageError
@@ -81,14 +81,23 @@ def case_of(asked: Asked) -> Case:
     )
 
 
-def folder_for(case: Case, progress: Progress) -> Path:
-    """The folder of a diagnosis of this case that was cut short, else a new one."""
+def folder_for(case: Case, progress: Progress, mending: Path | None = None) -> Path:
+    """The folder of a diagnosis of this case that was cut short, else a new one.
+
+    `mending`: a diagnosis whose mending was cut short. Raises `UsageError` where another process
+    is making this very one.
+    """
     root = case.out / "diagnose"
     wanted = identity_of(case.subject, case.prompts, case.options)
-    for folder, known in unfinished(root):
+    for folder, known in (*of_folder(mending), *unfinished(root)):
         if not _same_question(known, wanted):
             continue
-        changed = known.differences(wanted)
+        changed, by = known.differences(wanted), folder.held_by()
+        if by is not None and not changed:
+            raise UsageError(f"{folder.path}: {by} is making this very diagnosis; wait for its end")
+        if by is not None:
+            progress.say(f"{folder.path} is of {by}, which still runs; {', '.join(changed)} differ")
+            continue
         if not changed:
             progress.say(f"going on with {folder.path}")
             return folder.path

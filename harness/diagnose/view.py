@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import get_args
 
-from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, kin
+from harness.diagnose.catalogue import EXPERIMENTS
+from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, Stage, kin
 from harness.diagnose.records import Diagnosis, Dossier, Ranked
 from harness.diagnose.rules import execution, states, wanted
 from harness.diagnose.rules.measures import counted, length, number, percent, span
@@ -15,19 +17,9 @@ from harness.errors import one_line
 WATERFALL = ("acceptance", "tokens a step", "drafts accepted", "lost")
 CAUSES_TABLE = ("cause", "how sure", "score", "for it", "against it", "what to do")
 FINDINGS_TABLE = ("severity", "finding", "remedy", "cause")
+OTHER = "other"
+"""Where a cause is told under that this version does not know."""
 EXPERIMENTS_TABLE = ("experiment", "made", "seconds", "what it found")
-TITLES = {
-    "audit": "the checkpoints, the arguments and the log, read",
-    "expected": "what the drafter would be accepted by the paper",
-    "observed": "what the engine accepts",
-    "states": "the states handed to the drafter, beside the reference's",
-    "replay": "the drafter in float32 on the engine's own states",
-    "wanted": "what the drafter was trained for",
-    "target": "the target's log-probabilities, beside the reference's",
-    "sampling": "acceptance at the temperature",
-    "toggles": "one thing at a time otherwise",
-    "controls": "what working and broken look like",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +38,15 @@ class CauseRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ruled:
+    """The excluded causes of one stage: names, and what each says, the least likely last."""
+
+    stage: str
+    causes: tuple[str, ...]
+    titles: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class View:
     """What is told of a diagnosis, in order."""
 
@@ -60,7 +61,7 @@ class View:
     next_experiments: tuple[str, ...]
     waterfall: tuple[tuple[str, ...], ...]
     causes: tuple[CauseRow, ...]
-    excluded: tuple[str, ...]
+    excluded: tuple[Ruled, ...]
     experiments: tuple[tuple[str, ...], ...]
     findings: tuple[tuple[str, ...], ...]
     schema: str
@@ -85,8 +86,8 @@ def view_of(dossier: Dossier, diagnosis: Diagnosis) -> View:
         next_experiments=tuple(one_line(n, 300) for n in diagnosis.next_experiments),
         waterfall=tuple(_waterfall(diagnosis, subject.k)),
         causes=tuple(_cause_row(r) for r in shown),
-        excluded=tuple(r.title for r in diagnosis.ranked if r.strength == "excluded"),
-        experiments=tuple(_experiment(dossier, name) for name in TITLES),
+        excluded=tuple(_excluded(diagnosis)),
+        experiments=tuple(_experiment(dossier, name) for name in EXPERIMENTS),
         findings=tuple(_findings(dossier)),
         schema=diagnosis.schema,
     )
@@ -146,6 +147,19 @@ def _cause_row(ranked: Ranked) -> CauseRow:
     )
 
 
+def _excluded(diagnosis: Diagnosis) -> Iterator[Ruled]:
+    """By stage, in the order in which a request goes through them."""
+    out = [r for r in diagnosis.ranked if r.strength == "excluded"]
+    for stage in (*get_args(Stage), OTHER):
+        own = [r for r in out if (CAUSES[r.cause].stage if r.cause in CAUSES else OTHER) == stage]
+        if own:
+            yield Ruled(
+                stage=stage,
+                causes=tuple(r.cause for r in own),
+                titles=tuple(r.title for r in own),
+            )
+
+
 def _experiment(dossier: Dossier, name: str) -> tuple[str, ...]:
     found = getattr(dossier, name)
     made = found is not None and found != ()
@@ -154,7 +168,7 @@ def _experiment(dossier: Dossier, name: str) -> tuple[str, ...]:
         said, told = _FOUND[name](dossier), "yes"
     else:
         why = dossier.skipped.get(name)
-        said, told = one_line(why or TITLES[name], 300), "left out" if why else "no"
+        said, told = one_line(why or EXPERIMENTS[name].looks_at, 300), "left out" if why else "no"
     return name, told, "" if took is None or not made else f"{took:.1f}", said
 
 
@@ -180,6 +194,8 @@ def _observed(dossier: Dossier) -> str:
     told = f"{span(dossier.observed.acceptance)} tokens a step"
     if dossier.observed.identical is not None:
         told += f"; {counted(dossier.observed.identical)} answers are the target's own"
+    if dossier.observed.untraced:
+        told += f"; the trace of {dossier.observed.untraced} answers is missing or ends early"
     return told
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
 import httpx
 
 MAX_BYTES = 16_000_000
+_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 
 
 class FetchError(Exception):
@@ -36,4 +38,4 @@ def fetch(
             return answer.status_code, bytes(body)
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as error:
         text = str(error) or type(error).__name__
-        raise FetchError(text.splitlines()[0]) from None
+        raise FetchError(_NUMBER.sub("", text.splitlines()[0])) from None

@@ -70,9 +70,9 @@ def read_json(path: Path, kind: type[T]) -> T:
     """Read one record. Raises `UsageError` naming the file where it is missing or broken."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        raise _missing(path) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+    except OSError as error:
+        raise _unread(path, error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as version {SCHEMA_VERSION}: {error}") from None
 
 
@@ -83,14 +83,18 @@ def read_migrated(path: Path, kind: type[T]) -> T:
     """
     try:
         return read_stored(path.read_bytes(), kind)
-    except FileNotFoundError:
-        raise _missing(path) from None
-    except (UsageError, OSError) as error:
+    except OSError as error:
+        raise _unread(path, error) from None
+    except UsageError as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
 
 
-def _missing(path: Path) -> UsageError:
-    return UsageError(f"{path}: no such file; is this the folder of a run?")
+def _unread(path: Path, error: OSError) -> UsageError:
+    if isinstance(error, FileNotFoundError):
+        return UsageError(f"{path}: no such file; is this the folder of a run?")
+    if isinstance(error, NotADirectoryError):
+        return UsageError(f"{path.parent}: not a folder; give the folder of a run")
+    return UsageError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}")
 
 
 def check_version(path: Path, version: str) -> None:

@@ -7,17 +7,17 @@ says what was accepted. Who did it, and when, is what the version control tells.
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from harness.errors import UsageError, one_line, printable
+from harness.errors import UsageError, one_line
 from harness.measure.store import write_atomic
+from harness.nightly.edited import with_table, written
 from harness.nightly.folders import NAMED, night_order
 from harness.nightly.suite import check_keys
 from harness.plan.load import read_toml
@@ -88,32 +88,34 @@ def is_date(text: str) -> bool:
 
 
 def add(path: Path, change: Accepted) -> None:
-    """Record it; one of the same series, night and kind is replaced."""
+    """Record it; one of the same series, night and kind is replaced, all else stays as it is.
+
+    Raises `UsageError` where the file is so written that its comments would be lost.
+    """
     check(change, str(path))
-    rest = [c for c in read_accepted(path) if _key(c) != _key(change)]
-    write_atomic(path, to_toml([*rest, change]).encode())
+    read_accepted(path)
+    text = path.read_bytes().decode() if path.exists() else HEAD
+    made = with_table(text, "change", _table(change), _key)
+    if made is None:
+        raise UsageError(
+            f"{path}: cannot be added to and kept as it is; write each change as a table of its "
+            "own, [[change]], a line for each key, or add this one by hand"
+        )
+    write_atomic(path, made.encode())
 
 
-def _key(change: Accepted) -> tuple[str, tuple[str, int], str]:
-    return change.series, night_order(change.since), change.kind
+def _table(change: Accepted) -> dict[str, str]:
+    return {name: v for name, v in msgspec.structs.asdict(change).items() if v is not None}
+
+
+def _key(table: Mapping[str, str]) -> tuple[str, tuple[str, int], str]:
+    return table["series"], night_order(table["since"]), table.get("kind", "accepted")
 
 
 def to_toml(changes: Iterable[Accepted]) -> str:
-    """The whole file."""
-    parts = [HEAD]
-    for change in sorted(changes, key=_key):
-        lines = ["[[change]]"]
-        for field in msgspec.structs.fields(Accepted):
-            value = getattr(change, field.name)
-            if value is not None:
-                lines.append(f"{field.name} = {_text(value)}")
-        parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts)
-
-
-def _text(value: str) -> str:
-    # A JSON text is a TOML text once what neither prints is gone.
-    return json.dumps(printable(value), ensure_ascii=False)
+    """The whole file, anew."""
+    tables = sorted(map(_table, changes), key=_key)
+    return "\n".join([HEAD, *(written("change", table) for table in tables)])
 
 
 def restart_of(changes: Sequence[Accepted], series: str) -> Accepted | None:

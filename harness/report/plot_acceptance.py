@@ -46,7 +46,7 @@ def acceptance(named: Sequence[Named]) -> Plot | None:
         ax.set_xlim(-0.4, deepest - 0.6)
         ax.set_xlabel("draft position, from 0")
     axes[0].set_ylabel(f"% of drafts (n = {_drafts(known):,d})")
-    axes[1].set_ylabel(f"% of those there, of n = {_drafts(known):,d}")
+    axes[1].set_ylabel(f"% of those there (n = {_drafts(known):,d})")
     _legend(figure, axes[0], len(known))
     alts = [
         f"{name}: marginal {_list(p.per_position)}, conditional {_list(p.conditional)}, "

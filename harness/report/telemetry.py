@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.findings import CellSummary, Gauge, Summary, Telemetry
 from harness.measure.hardware import POWER, SM_CLOCK
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from harness.report.samples import Floats
 
 MOST_POINTS = 600
-Read = Callable[[Telemetry], float | None]
-Over = Callable[[list[float]], float]
+Read = Callable[[Telemetry], Any]
+Over = Callable[[list[Any]], float | None]
 
 
 def telemetry_rows(group: Group) -> list[tuple[str, str, str]]:
@@ -33,8 +33,8 @@ def telemetry_rows(group: Group) -> list[tuple[str, str, str]]:
         ("GPU power, mean, W", lambda t: _over_gpus(t, POWER, sum), words.number, fmean),
         ("SM clock, mean, MHz", lambda t: _over_gpus(t, SM_CLOCK, fmean), words.number, fmean),
         ("samples of the engine", _engine_samples, _whole, sum),
-        ("waiting requests, most", lambda t: _most(t, "waiting"), _whole, max),
-        ("KV cache in use, most", lambda t: _most(t, "kv_usage"), words.percent, max),
+        ("waiting requests, most", lambda t: t.engine.get("waiting"), _whole, _most),
+        ("KV cache in use, most", lambda t: t.engine.get("kv_usage"), words.percent, _most),
         ("preemptions", lambda t: t.preemptions, _whole, max),
         ("prefix cache hits", lambda t: t.prefix_hit_rate, words.percent, fmean),
     ]
@@ -48,7 +48,7 @@ def telemetry_rows(group: Group) -> list[tuple[str, str, str]]:
 
 
 def _value(cells: Sequence[CellSummary], variant: Variant, read: Read, over: Over) -> float | None:
-    """Over the cells of a variant that tell it: their sum, the largest, or the mean."""
+    """Over the cells of a variant that tell it: the sum, the largest, or the mean."""
     told = [
         value
         for cell in cells
@@ -72,9 +72,9 @@ def _engine_samples(told: Telemetry) -> float | None:
     return max((gauge.n for gauge in told.engine.values()), default=None)
 
 
-def _most(told: Telemetry, name: str) -> float | None:
-    gauge = told.engine.get(name)
-    return None if gauge is None else gauge.most
+def _most(gauges: list[Gauge]) -> float | None:
+    """The largest sample; one alone says nothing of what came between."""
+    return max(g.most for g in gauges) if sum(g.n for g in gauges) > 1 else None
 
 
 def _over_gpus(told: Telemetry, name: str, over: Callable[[list[float]], float]) -> float | None:

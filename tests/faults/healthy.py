@@ -13,11 +13,14 @@ from faults.algebra import (
     with_own_embeddings,
     with_uneven_norm,
 )
+from faults.folders import Config, Tensors, edited
 from faults.pair import Pair, tokenizer
 from faults.planting import healthy
-from faults.records import EVERY_ENGINE, Planted, Variant
+from faults.records import EVERY_ENGINE, Engine, Planted, Variant
 from faults.trainings import frequent_tokens, trained
 
+NOT_SGLANG: tuple[Engine, ...] = ("reference", "vllm")
+"""SGLang puts the target's embeddings over the drafter's, and reads no norm_before_residual."""
 Drafter = Callable[[Pair, Path, int], Path]
 
 
@@ -95,35 +98,57 @@ def _long(tokens: int) -> Any:
     return plant
 
 
+def _fp8(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
+    """A target whose matrices were rounded to fp8 (e4m3), a scale for each row, as served so."""
+    import torch
+
+    def rounded(config: Config, tensors: Tensors) -> None:
+        for name, tensor in tensors.items():
+            if tensor.dim() == 2 and name.endswith("_proj.weight"):
+                scale = tensor.abs().amax(1, keepdim=True).clamp_min(1e-12) / 448
+                fp8 = (tensor / scale).to(torch.float8_e4m3fn)
+                tensors[name] = fp8.to(tensor.dtype) * scale
+
+    return healthy(pair, seed, target=edited(pair.target, folder / "target", rounded))
+
+
 def _variant(name: str, plant: Any, **more: Any) -> Variant:
     return Variant(name=name, plant=plant, **more)
 
 
 def _variants() -> Iterator[Variant]:
     for kind in ("mla", "llama"):
+        # the real ones are asked of the pair that is like Kimi-K2.5
+        real = EVERY_ENGINE if kind == "mla" else ("reference",)
+        own = NOT_SGLANG if kind == "mla" else ("reference",)
         for k in range(1, 9):
-            engines = EVERY_ENGINE if k in (1, 3, 5) and kind == "mla" else ("reference",)
+            engines = real if k in (1, 3, 5) else ("reference",)
             yield _variant(f"{kind}_k{k}", _served(k=k), kind=kind, engines=engines)
         for temperature in (0.7, 1.0):
             yield _variant(
                 f"{kind}_temperature_{temperature:g}", _served(temperature=temperature), kind=kind
             )
-        for dtype in ("bfloat16", "float16"):
-            yield _variant(f"{kind}_{dtype}", _served(dtype=dtype), kind=kind)
+        for dtype, engines in (("bfloat16", real), ("float16", ("reference",))):
+            yield _variant(f"{kind}_{dtype}", _served(dtype=dtype), kind=kind, engines=engines)
         yield _variant(f"{kind}_thinking_off", _prompts(thinking=False), kind=kind)
         yield _variant(f"{kind}_two_questions", _prompts(thinking=True, turns=2), kind=kind)
         yield _variant(f"{kind}_draft_vocabulary", _served(_restricted(640)), kind=kind)
-        yield _variant(f"{kind}_own_embeddings", _served(_own_embeddings), kind=kind)
-        yield _variant(f"{kind}_turned", _served(_turned), kind=kind)
-        yield _variant(f"{kind}_uneven_norm", _served(_uneven), kind=kind)
-        yield _variant(f"{kind}_context_300", _long(300), kind=kind, minutes=0.5)
+        yield _variant(f"{kind}_own_embeddings", _served(_own_embeddings), kind=kind, engines=own)
+        yield _variant(f"{kind}_turned", _served(_turned), kind=kind, engines=real)
+        yield _variant(f"{kind}_uneven_norm", _served(_uneven), kind=kind, engines=real)
+        yield _variant(f"{kind}_fp8_weights", _fp8, kind=kind)
+        yield _variant(f"{kind}_context_300", _long(300), kind=kind, minutes=0.5, engines=real)
         for batch in (1, 2, 16):
             yield _variant(f"{kind}_batch_{batch}", _served(concurrency=batch), kind=kind)
     for engines, size in ((EVERY_ENGINE, 704), (("reference",), 448)):
         yield _variant(f"draft_vocabulary_{size}", _served(_restricted(size)), engines=engines)
     yield _variant("context_900", _long(900), minutes=1.0)
-    for recipe in ("norm_output", "fc_norm", "norm_before_fc", "norm_before_residual"):
-        engines = ("reference", "vllm") if recipe == "norm_before_residual" else ("reference",)
+    for recipe, engines in (
+        ("norm_output", EVERY_ENGINE),
+        ("fc_norm", EVERY_ENGINE),
+        ("norm_before_fc", ("reference",)),  # vLLM's MLA drafter has no such norm, nor SGLang's
+        ("norm_before_residual", NOT_SGLANG),
+    ):
         yield _variant(f"trained_{recipe}", _served(_recipe(recipe)), engines=engines)
     for recipe in ("own_embeddings", "small_vocabulary"):
         yield _variant(f"trained_{recipe}", _served(_recipe(recipe)))

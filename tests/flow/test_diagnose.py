@@ -122,6 +122,32 @@ def test_what_was_cut_short_goes_on(tmp_path: Path) -> None:
     assert not _left_running(tmp_path)
 
 
+@pytest.mark.full
+def test_a_mending_that_was_killed_goes_on(tmp_path: Path, pair: Path) -> None:
+    drafter, fixed = shifted(pair, tmp_path / "drafter"), tmp_path / "fixed"
+    words = ["--set", f"target.path={pair / 'target'}", "--set", f"drafter.path={drafter}"]
+    words += ["--set", "workload.dataset=demo", "--set", "engine.dtype=float32"]
+    words += ["--fix", str(fixed), "--prompts", "8"]
+    first = subprocess.Popen(
+        command(tmp_path / "out", *words), cwd=REPO, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 600
+    while not (tmp_path / ".fixed.partial" / "proof-1" / "evidence" / "expected.json").exists():
+        assert time.monotonic() < deadline and first.poll() is None
+        time.sleep(0.1)
+    first.kill()
+    first.wait(timeout=60)
+    assert not fixed.exists()
+    again = run(tmp_path / "out", *words)
+    assert again.returncode == 0, again.stderr
+    # The diagnosis and the proof are both gone on with.
+    assert again.stderr.count("expected: found before") == 2
+    assert len(list((tmp_path / "out" / "diagnose").iterdir())) == 1
+    assert json.loads((fixed / "mended.json").read_text())["proven"]
+    assert not list(tmp_path.glob(".fixed*"))
+
+
 def _left_running(out: Path) -> list[int]:
     """Engines of this diagnosis that are still there."""
     found = []

@@ -143,6 +143,7 @@ DOSSIERS = st.builds(
         temperature=st.sampled_from([0.0, 0.7]),
         concurrency=COUNT,
         counted_otherwise=st.none() | COUNTS,
+        untraced=st.none() | COUNT,
         in_run=st.none() | LENGTHS,
     ),
     target=st.none()

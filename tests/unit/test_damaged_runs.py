@@ -165,3 +165,20 @@ def test_the_place_is_named(run: Path, place: tuple[str, ...], value: Any, said:
         compare.compare([str(RUN), str(run)], Wanted())
     assert said in str(error.value) and "manifest.json" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_file_in_a_run_s_place_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("x", encoding="utf-8")
+    (tmp_path / "odd" / "summary.json").mkdir(parents=True)
+    for read, said in (
+        (
+            lambda: compare.read_stored(tmp_path / "notes", "A"),
+            "notes: not a folder; give the folder of a run",
+        ),
+        (RunFolder(tmp_path / "notes").manifest, "notes: not a folder; give the folder of a run"),
+        (RunFolder(tmp_path / "gone").summary, "summary.json: no such file"),
+        (RunFolder(tmp_path / "odd").summary, "summary.json: cannot be read: is a directory"),
+    ):
+        with pytest.raises(UsageError) as error:
+            read()
+        assert said in str(error.value) and "Errno" not in str(error.value)

@@ -157,6 +157,20 @@ def test_a_trace_that_ends_a_step_early_contradicts_nothing() -> None:
     assert observe([asked(answer)], k=3, traces=steps).counted_otherwise is None
 
 
+def test_a_trace_that_lost_its_last_files_is_told_and_counts_for_nothing() -> None:
+    whole, cut, gone = (one(name, (3,) * 10) for name in "abc")
+    short = one("d", (), token_ids=(5,))  # its first token ended it: nothing was drafted for it
+    steps = {whole.request: traced(*(4,) * 9), cut.request: traced(*(4,) * 8)}
+    found = observe([asked(whole, cut, gone, short)], k=3, traces=steps)
+    assert found.untraced == 2 and found.counted_otherwise is None
+    assert observe([asked(whole)], k=3, traces=steps).untraced == 0
+    assert observe([asked(whole)], k=3).untraced is None
+    # Steps that nobody but the trace tells are those of whole traces alone.
+    bare = [Answered(**{**_fields(a), "steps": None, "counts": None}) for a in (whole, cut)]
+    counts = observe([asked(*bare)], k=3, traces=steps).acceptance.counts
+    assert (counts.drafts, counts.accepted) == (9, 27)
+
+
 def test_an_engine_that_counts_nothing_is_counted_by_its_trace() -> None:
     answer = one("a", (2, 1, 0), counts=None)
     bare = Answered(**{**_fields(answer), "steps": None})

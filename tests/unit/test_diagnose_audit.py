@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,40 @@ def test_ids_that_are_missing_and_tables_of_ids(subject: Subject) -> None:
     assert found.aux_layers is None
 
 
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "reference"])
+@pytest.mark.parametrize(
+    ("ids", "cause"), [([1, 3, 4], "layers_shifted"), ([1, 2, 4], "layers_other")]
+)
+def test_ids_that_are_not_those_of_the_format_are_told(
+    subject: Subject, engine: str, ids: list[int], cause: str
+) -> None:
+    folder = Path(subject.drafter)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["drafter_format"]["layer_ids"] == [2, 4, 5]
+    assert "ids_unlike_format" not in {f.code for f in audit(subject).findings}
+    edit(folder, **{IDS: ids, "eagle_config": {**config["eagle_config"], IDS: ids}})
+    (found,) = [
+        f for f in audit(changed(subject, engine=engine)).findings if f.code == "ids_unlike_format"
+    ]
+    assert (found.severity, found.cause) == ("warning", cause)
+    assert f"{ids}, and drafter_format was written for [2, 4, 5]" in found.what
+
+
+def test_indices_that_the_ids_do_not_mean_are_told(subject: Subject) -> None:
+    folder = Path(subject.drafter)
+    mark = json.loads((folder / "config.json").read_text())["drafter_format"]
+    edit(folder, drafter_format={**mark, "hidden_states_index": [1, 3, 4]})
+    (found,) = [f for f in audit(subject).findings if f.code == "ids_unlike_format"]
+    assert "[2, 4, 5] mean the layers [2, 4, 5], drafter_format says [1, 3, 4]" in found.what
+    odd: Any
+    for odd in ({"layer_ids": "x"}, [], {**mark, "hidden_states_index": [None]}):
+        edit(folder, drafter_format=odd)
+        assert "ids_unlike_format" not in {f.code for f in audit(subject).findings}
+
+
 def test_layers_that_no_translation_makes_an_engine_capture(tmp_path: Path) -> None:
     target = target_folder(tmp_path / "target", weights=True)
     drafter = folder_of(plain_spec(aux_layers=(5, 4, 2)), tmp_path / "drafter", embedding=False)
@@ -75,6 +110,15 @@ def test_layers_that_no_translation_makes_an_engine_capture(tmp_path: Path) -> N
     elsewhere = audit(changed(served, engine="reference"))
     assert causes(elsewhere, "error") == set()
     assert elsewhere.engine_layers == (5, 4, 2)
+
+
+def test_layers_that_sglang_reads_one_later_whatever_is_written(tmp_path: Path) -> None:
+    architectures = ["DeepseekV3ForCausalLM"]
+    target = target_folder(tmp_path / "target", weights=True, architectures=architectures)
+    drafter = folder_of(plain_spec(aux_layers=(1, 2, 3)), tmp_path / "drafter", embedding=False)
+    found = audit(Subject(engine="sglang", target=str(target), drafter=str(drafter), k=3))
+    assert (found.aux_layers, found.engine_layers) == ((1, 2, 3), (2, 3, 4))
+    assert "layers_not_captured" in {f.code for f in found.findings}
 
 
 def test_damaged_tensors_are_told_apart_from_the_last_norm(subject: Subject) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from harness.diagnose import mend
 from harness.diagnose.experiments.work import Options
+from harness.diagnose.folders import DiagnosisFolder
 from harness.diagnose.records import (
     Diagnosis,
     Dossier,
@@ -20,7 +23,7 @@ from harness.diagnose.records import (
     Ranked,
     Subject,
 )
-from harness.diagnose.story import Outcome
+from harness.diagnose.story import Outcome, identity_of
 from harness.errors import UsageError
 from harness.progress import PlainProgress
 from harness.records import DraftCounts
@@ -190,3 +193,109 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
             progress=PlainProgress(),
             options=Options(),
         )
+
+
+ARGUMENT = msgspec.structs.replace(SUBJECT, extra_args=("--speculative-algorithm=EAGLE",))
+FORMS: dict[str, Any] = {"form": "raw", "other_form": ((9,), (8,))}
+
+
+class Proofs:
+    """Two faults, a proof each; the second is never ended as long as `stopped` is set."""
+
+    def __init__(self) -> None:
+        self.stopped: Any = KeyboardInterrupt()
+        self.kept: list[bool] = []
+
+    def run(self, subject: Subject, asked: Any, place: Path, **_: Any) -> Outcome:
+        place.mkdir(exist_ok=True)
+        self.kept.append((place / "evidence").exists())
+        (place / "evidence").touch()
+        if place.name == "proof-1":
+            return outcome(ranked("template"))
+        if callable(self.stopped):
+            self.stopped()
+        if self.stopped is not None:
+            raise self.stopped
+        return outcome(accepted=187)
+
+
+@pytest.fixture
+def proofs(monkeypatch: pytest.MonkeyPatch) -> Proofs:
+    found = Proofs()
+    monkeypatch.setattr(mend, "run", found.run)
+    return found
+
+
+def two_faults(folder: Path) -> Outcome:
+    return msgspec.structs.replace(
+        outcome(ranked("wrong_method"), subject=ARGUMENT), folder=folder / "diagnosis"
+    )
+
+
+def cut_short(proofs: Proofs, out: Path, how: str) -> None:
+    """A mending that ends in its second proof."""
+    if how == "Ctrl-C":
+        with pytest.raises(KeyboardInterrupt):
+            fixed(two_faults(out.parent), out, **FORMS)
+        return
+    child = os.fork()
+    if child == 0:
+        proofs.stopped = lambda: os.kill(os.getpid(), signal.SIGKILL)
+        fixed(two_faults(out.parent), out, **FORMS)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "kill -9"])
+def test_a_mending_that_was_cut_short_goes_on(tmp_path: Path, proofs: Proofs, how: str) -> None:
+    out = tmp_path / "fix"
+    cut_short(proofs, out, how)
+    assert not out.exists() and mend.begun(out) == tmp_path / "diagnosis"
+    proofs.kept, proofs.stopped = [], None
+    done = fixed(two_faults(tmp_path), out, **FORMS)
+    assert isinstance(done, mend.Mended) and done.proven
+    assert proofs.kept == [True, True]
+    assert [c.cause for c in done.changes] == ["wrong_method", "template"]
+    assert [p.name for p in tmp_path.iterdir()] == ["fix"]
+    assert {p.name for p in out.iterdir()} == {"mended.json", "sets.txt", "proof-1", "proof-2"}
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "kill -9"])
+def test_what_is_left_of_another_mending_goes(tmp_path: Path, proofs: Proofs, how: str) -> None:
+    out = tmp_path / "fix"
+    cut_short(proofs, out, how)
+    (tmp_path / ".fix.partial" / "drafter-1").mkdir()
+    proofs.kept, proofs.stopped = [], None
+    done = fixed(two_faults(tmp_path / "other"), out, **FORMS)
+    assert isinstance(done, mend.Mended) and proofs.kept == [False, False]
+    assert [p.name for p in tmp_path.iterdir()] == ["fix"]
+    assert {p.name for p in out.iterdir()} == {"mended.json", "sets.txt", "proof-1", "proof-2"}
+
+
+def test_what_is_left_goes_where_nothing_is_to_be_mended(tmp_path: Path, proofs: Proofs) -> None:
+    out = tmp_path / "fix"
+    cut_short(proofs, out, "kill -9")
+    mend.discard(out)
+    mend.discard(out)  # nothing is there any more
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path: Path, proofs: Proofs) -> None:
+    out = tmp_path / "fix"
+    cut_short(proofs, out, "Ctrl-C")
+    with DiagnosisFolder(tmp_path / ".fix.partial").claimed():
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UsageError, match=f"fix: process {os.getpid()} is writing it"):
+            mend.begun(out)
+        mend.discard(out)
+        said = fixed(two_faults(tmp_path), out, **FORMS)
+        assert isinstance(said, str) and f"process {os.getpid()} is diagnosing in it" in said
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_proof_of_another_checkpoint_is_made_anew(tmp_path: Path) -> None:
+    options = Options()
+    place = tmp_path / "proof-1"
+    DiagnosisFolder(place).begin(identity_of(SUBJECT, PROMPTS, options))
+    assert mend._proof(place, SUBJECT, PROMPTS, options).is_dir()
+    assert not mend._proof(place, ARGUMENT, PROMPTS, options).exists()

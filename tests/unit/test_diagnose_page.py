@@ -13,6 +13,7 @@ from chromium import axe, browser, opened
 from diagnose_any import DOSSIERS
 from hypothesis import HealthCheck, given, settings
 
+from harness.diagnose.causes import CAUSES
 from harness.diagnose.page.markdown import to_markdown
 from harness.diagnose.page.page import render_page
 from harness.diagnose.records import Diagnosis, Dossier, Share
@@ -46,6 +47,31 @@ def test_both_say_the_verdict_the_remedy_and_the_evidence(cause: str) -> None:
             assert found.ranked[0].remedy in both
             assert found.ranked[0].evidence_for[0] in both
     assert set(re.findall(r"https?://[\w.]+", page)) <= {"http://www.w3.org"}
+
+
+def test_what_is_excluded_is_counted_and_listed_by_stage() -> None:
+    dossier = made.CASES["layers_shifted"]()
+    page, text = told(dossier)
+    out = [r for r in conclude(dossier).ranked if r.strength == "excluded"]
+    assert len(out) > 20
+    assert f"Excluded: {len(out)} causes." in text
+    listed = text.partition(" causes.")[2].partition("##")[0].replace("\\", "").split("\n")
+    names = {line.partition(":")[0]: line.partition(": ")[2].split(", ") for line in listed}
+    assert sorted(names["- states"]) == sorted(
+        r.cause for r in out if CAUSES[r.cause].stage == "states"
+    )
+    assert {r.cause for r in out} == {name for own in names.values() for name in own} - {""}
+    assert not any(r.title in "".join(listed) for r in out)
+    folded = page.partition(f"<summary>Excluded: {len(out)} causes</summary>")[2]
+    folded = folded.partition("</details>")[0].replace("&#39;", "'")
+    assert all(r.title in folded for r in out) and folded.count("<li>") == len(out) + len(names) - 1
+
+
+def test_answers_without_a_whole_trace_are_told() -> None:
+    healthy = made.healthy()
+    odd = made.times(healthy, observed=made.times(healthy.observed, untraced=3))
+    assert all("the trace of 3 answers is missing or ends early" in form for form in told(odd))
+    assert all("ends early" not in form for form in told(healthy))
 
 
 def test_every_figure_is_there_and_says_what_it_shows() -> None:
@@ -145,3 +171,38 @@ def test_the_verdict_comes_first_and_figures_have_a_size(chromium: Any, page: Pa
         )
     assert top < 300 and heads[:2] == ["H1", "DIV"]
     assert len(boxes) == 3 and all(w > 300 and h > 100 for w, h in boxes)
+
+
+def test_no_word_of_a_figure_is_cut(chromium: Any, tmp_path: Path) -> None:
+    dossier = made.handed(made.bad("hidden[{1}]"))
+    for name in ("expected", "observed"):
+        found = getattr(dossier, name)
+        counts = found.acceptance.counts
+        many = made.times(
+            counts,
+            **{f: 10_000 * getattr(counts, f) for f in ("drafts", "drafted", "accepted")},
+            per_position=tuple(10_000 * n for n in counts.per_position),
+        )
+        acceptance = made.times(found.acceptance, counts=many)
+        dossier = made.times(dossier, **{name: made.times(found, acceptance=acceptance)})
+    path = tmp_path / "diagnosis.html"
+    path.write_text(told(dossier)[0], encoding="utf-8")
+    with opened(chromium, path, width=DESK) as reader:
+        texts = reader.look(
+            """[...document.querySelectorAll("figure svg text")].map((text) => {
+                const own = text.getBoundingClientRect();
+                const all = text.closest("svg").getBoundingClientRect();
+                return [text.textContent.trim(), Math.min(own.left - all.left,
+                    all.right - own.right, own.top - all.top, all.bottom - own.bottom)]; })"""
+        )
+        heights = reader.look(
+            """[...document.querySelectorAll("#fig-acceptance svg text")]
+                .filter((text) => text.textContent.includes("n = "))
+                .map((text) => text.getBoundingClientRect().height)"""
+        )
+        whole = reader.look(
+            "document.querySelector('#fig-acceptance svg').getBoundingClientRect().height"
+        )
+    assert len(texts) > 40 and [name for name, room in texts if room < 0] == []
+    # An axis is a little more than two thirds of the figure's height, a label no longer.
+    assert len(heights) == 2 and max(heights) < 0.75 * whole

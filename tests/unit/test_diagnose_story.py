@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import diagnose_cases as made
+import httpx
 import msgspec
 import pytest
 
@@ -14,10 +18,17 @@ from engines.base import EngineFailed
 from engines.catalog import adapter
 from engines.process import free_port
 from harness.diagnose import story
+from harness.diagnose.catalogue import EXPERIMENTS
 from harness.diagnose.experiments.asking import spec_of
 from harness.diagnose.experiments.starting import started
 from harness.diagnose.experiments.work import ROUNDS, Options, Skipped, Work
-from harness.diagnose.folders import DiagnosisFolder, Identity, prompts_digest, unfinished
+from harness.diagnose.folders import (
+    HOLDER,
+    DiagnosisFolder,
+    Identity,
+    prompts_digest,
+    unfinished,
+)
 from harness.diagnose.records import (
     Audit,
     AuditFinding,
@@ -28,9 +39,10 @@ from harness.diagnose.records import (
     Observed,
     Subject,
 )
-from harness.diagnose.subjects import _in_turn
+from harness.diagnose.subjects import Case, _in_turn, folder_for
 from harness.errors import UsageError
 from harness.load.prompts.prompt import Prompt
+from harness.measure.logprobs import LogprobReader
 from harness.progress import PlainProgress
 from harness.records import DraftCounts
 
@@ -83,7 +95,7 @@ def run(folder: Path, **changes: Any) -> story.Outcome:
 
 def test_everything_lies_in_the_folder(scripted: type[Scripted], tmp_path: Path) -> None:
     ended = run(tmp_path / "d")
-    assert scripted.made == list(story.EXPERIMENTS)
+    assert scripted.made == list(EXPERIMENTS)
     assert ended.dossier.observed is not None
     assert ended.dossier.skipped["controls"] == "nothing to be had"
     names = {p.name for p in (tmp_path / "d").iterdir()}
@@ -124,6 +136,110 @@ def test_what_was_found_is_not_made_again(scripted: type[Scripted], tmp_path: Pa
     assert list(unfinished(tmp_path)) == []
 
 
+def case(out: Path, **changes: Any) -> Case:
+    prompts = tuple(map(tuple, PROMPTS))
+    return Case(subject=SUBJECT, prompts=prompts, options=Options(**changes), out=out)
+
+
+def test_one_that_still_runs_is_not_cut_short(
+    scripted: type[Scripted], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "diagnose" / "d"
+    scripted.finds["observed"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run(place)
+    folder = DiagnosisFolder(place)
+    assert folder.held_by() is None and not (place / HOLDER).exists()
+    with folder.claimed():
+        mine = f"process {os.getpid()}"
+        assert folder.held_by() == mine
+        with pytest.raises(UsageError, match=f"d: {mine} is making this very diagnosis; wait"):
+            folder_for(case(tmp_path), PlainProgress())
+        with pytest.raises(UsageError, match=f"{mine} is diagnosing in it"):
+            run(place)
+        assert folder_for(case(tmp_path, max_tokens=8), PlainProgress()) != place
+        said = capsys.readouterr().err
+        assert f"of {mine}, which still runs; max_tokens differ" in said
+        assert "cut short" not in said
+    assert folder_for(case(tmp_path, max_tokens=8), PlainProgress()) != place
+    assert "cut short, but max_tokens changed" in capsys.readouterr().err
+
+
+def test_a_mending_that_was_cut_short_needs_no_second_diagnosis(
+    scripted: type[Scripted], tmp_path: Path
+) -> None:
+    place = tmp_path / "diagnose" / "d"
+    run(place)
+    assert folder_for(case(tmp_path), PlainProgress()) != place  # it is finished
+    assert folder_for(case(tmp_path), PlainProgress(), place) == place
+    assert folder_for(case(tmp_path, max_tokens=8), PlainProgress(), place) != place
+    assert folder_for(case(tmp_path), PlainProgress(), tmp_path / "gone") != place
+
+
+def test_a_note_of_a_process_that_was_killed_holds_nothing(
+    scripted: type[Scripted], tmp_path: Path
+) -> None:
+    place = tmp_path / "diagnose" / "d"
+    scripted.finds["observed"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run(place)
+    (place / HOLDER).write_text("1", encoding="utf-8")
+    assert folder_for(case(tmp_path), PlainProgress()) == place
+    scripted.finds["observed"] = Observed(acceptance=length(188), temperature=0.0, concurrency=8)
+    run(place)
+    assert not (place / HOLDER).exists()
+
+
+class Stopping(PlainProgress):
+    """Ends its own process as soon as the experiment `after` is kept."""
+
+    def __init__(self, after: str, number: int) -> None:
+        super().__init__()
+        self.after, self.number = after, number
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        if text.startswith(f"{self.after}: done"):
+            os.kill(os.getpid(), self.number)
+
+
+def everything_found() -> dict[str, Any]:
+    """A record of every experiment."""
+    whole = made.toggled(made.sampled(1.5, 2.5, 2.4, 0.3), "graphs", "drafter_graph", 2, 2, "same")
+    return {name: getattr(whole, name) for name in EXPERIMENTS}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_one_that_ends_after_any_experiment_goes_on_behind_it(
+    name: str, number: int, scripted: type[Scripted], tmp_path: Path
+) -> None:
+    scripted.finds = everything_found()
+    whole = run(tmp_path / "whole")
+    place = tmp_path / "diagnose" / "d"
+    child = os.fork()
+    if child == 0:
+        try:
+            story.run(SUBJECT, PROMPTS, place, progress=Stopping(name, number), options=Options())
+        except KeyboardInterrupt:
+            os._exit(130)
+        os._exit(0)
+    wanted = 130 if number == signal.SIGINT else -signal.SIGKILL
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == wanted
+    names = list(EXPERIMENTS)
+    before, after = names[: names.index(name) + 1], names[names.index(name) + 1 :]
+    assert {p.stem for p in (place / "evidence").iterdir()} == set(before)
+    assert folder_for(case(tmp_path), PlainProgress()) == place
+    scripted.made.clear()
+    ended = run(place)
+    assert scripted.made == after
+    assert ended.diagnosis == whole.diagnosis
+    assert msgspec.structs.replace(ended.dossier, took_s={}) == msgspec.structs.replace(
+        whole.dossier, took_s={}
+    )
+    assert list(unfinished(tmp_path / "diagnose")) == []
+
+
 def test_damaged_evidence_is_made_again(scripted: type[Scripted], tmp_path: Path) -> None:
     run(tmp_path / "d")
     (tmp_path / "d" / "evidence" / "expected.json").write_text("{", encoding="utf-8")
@@ -156,6 +272,21 @@ def test_an_experiment_that_breaks_costs_itself_alone(
     assert ended.dossier.skipped["expected"] == "it died"
     assert "reset by peer" in ended.dossier.skipped["states"]
     assert ended.dossier.observed is not None
+
+
+def test_a_server_that_is_gone_is_told_in_plain_words(
+    scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reading(Scripted):
+        def make(self, name: str) -> Any:
+            if name == "target":
+                with httpx.Client(trust_env=False) as http:
+                    LogprobReader(http, f"http://127.0.0.1:{free_port()}", "m").continued([1], 2)
+            return super().make(name)
+
+    monkeypatch.setattr(story, "Work", Reading)
+    said = run(tmp_path / "d").dossier.skipped["target"]
+    assert said == "the server tells no log-probabilities: /generate: Connection refused"
 
 
 class Dying:
@@ -233,7 +364,7 @@ def test_the_rest_is_left_out_once_it_is_decided(
     assert ended.dossier.skipped["replay"].startswith("not needed")
     scripted.made.clear()
     run(tmp_path / "b", thorough=True)
-    assert scripted.made == list(story.EXPERIMENTS)
+    assert scripted.made == list(EXPERIMENTS)
 
 
 def test_a_full_disk_ends_it(scripted: type[Scripted], tmp_path: Path) -> None:

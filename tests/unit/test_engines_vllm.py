@@ -472,3 +472,15 @@ def test_forced_acceptance_is_synthetic_rejection_on_gpus(tmp_path: Path) -> Non
     with pytest.raises(EngineUsageError, match="on GPUs only"):
         ADAPTER.check(replace(spec, device="cpu"))
     ADAPTER.check(replace(spec, device="cpu", drafter=None, pair_drafter=drafter))
+
+
+def test_a_temperature_beside_a_drafter_is_refused_on_a_cpu(tmp_path: Path) -> None:
+    """There vLLM divides by what lies in memory: neither text nor acceptance is the drafter's."""
+    spec = make_spec(tmp_path, MLA, temperature=0.7)
+    drafter = folder(tmp_path / "d", MLA)
+    for refused in (replace(spec, drafter=drafter), replace(spec, pair_drafter=drafter)):
+        with pytest.raises(EngineUsageError, match=r"sampling\.temperature=0"):
+            ADAPTER.check(refused)
+    ADAPTER.check(spec)
+    ADAPTER.check(replace(spec, drafter=drafter, temperature=0.0))
+    ADAPTER.check(replace(spec, drafter=drafter, device="cuda"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nightly_points import night, point, write_suite
 
@@ -57,6 +57,101 @@ def test_one_change_of_a_night_replaces_the_earlier_word(tmp_path: Path) -> None
     assert [c.reason for c in read_accepted(path)] == ["kept", "second"]
     lines = path.read_text().splitlines()
     assert lines.index('series = "a/*"') < lines.index('series = "b/*"')
+
+
+BY_HAND = """\
+# The head of a person.
+
+# Why b: see the ticket.
+[[change]]  # one
+series = "b/*"
+reason = "first # of two" # said on Monday
+since = '2026-09-02'
+
+   # a thought between
+
+# c is another matter
+[[change]]
+series = "c"
+since = "2026-09-01"
+reason = "kept"
+# the end"""
+
+
+def test_what_people_wrote_stays(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(BY_HAND)
+    add(path, Accepted(series="b/*", since="2026-09-02", reason='now "so"'))
+    replaced = path.read_text()
+    assert replaced == BY_HAND.replace(
+        """reason = "first # of two" # said on Monday
+since = '2026-09-02'
+""",
+        """reason = "now \\"so\\""  # said on Monday
+since = '2026-09-02'
+kind = "accepted"
+""",
+    )
+    new = '[[change]]\nseries = "bb"\nsince = "2026-09-02"\nkind = "accepted"\nreason = "new"\n\n'
+    add(path, Accepted(series="bb", since="2026-09-02", reason="new"))
+    assert path.read_text() == replaced.replace("# c is another", f"{new}# c is another")
+    add(path, Accepted(series="d", since="2026-09-02", reason="last"))
+    assert path.read_text().startswith(replaced[:60])
+    assert "# the end\n\n[[change]]\n" in path.read_text()
+    assert [c.series for c in read_accepted(path)] == ["b/*", "bb", "c", "d"]
+
+
+def test_a_key_that_goes_leaves_its_comment(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    bad = Accepted(series="a", since="2026-09-02", kind="known-bad", reason="r", until="2026-12-31")
+    add(path, bad)
+    path.write_text(path.read_text().replace('"2026-12-31"', '"2026-12-31"  # the release'))
+    add(path, msgspec.structs.replace(bad, until=None))
+    assert path.read_text().endswith('reason = "r"\n# the release\n')
+    assert read_accepted(path) == (msgspec.structs.replace(bad, until=None),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '# why\nchange = [{series = "a", since = "2026-09-01", reason = "r"}]\n',
+        '# why\n[[change]]\nseries = "a"\nsince = "2026-09-01"\n"reason" = "r"\n',
+        '# why\n[[change]]\nseries = "a"\nsince = "2026-09-01"\nreason = """\n[[change]]\n"""\n',
+    ],
+)
+def test_a_file_that_cannot_be_kept_as_it_is_is_left_alone(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"cannot be added to and kept as it is"):
+        add(path, Accepted(series="a", since="2026-09-01", reason="other"))
+    assert path.read_text() == text
+
+
+@settings(max_examples=40)
+@given(st.lists(CHANGES, max_size=5), CHANGES, st.lists(st.integers(0, 30), max_size=6))
+def test_whatever_is_added_comments_stay(
+    tmp_path_factory: pytest.TempPathFactory,
+    changes: list[Accepted],
+    change: Accepted,
+    places: list[int],
+) -> None:
+    def plain(one: Accepted) -> Accepted:
+        return msgspec.structs.replace(one, reason=" ".join(one.reason.split()) or "x")
+
+    def key(one: Accepted) -> tuple[str, str, str]:
+        return one.series, one.since, one.kind
+
+    known = list({key(c): plain(c) for c in changes}.values())
+    lines = to_toml(known).split("\n")
+    for number, place in enumerate(places):
+        lines.insert(place, f"# thought {number}")
+    path = tmp_path_factory.mktemp("a") / "x.accepted.toml"
+    path.write_text("\n".join(lines), "utf-8")
+    add(path, plain(change))
+    text = path.read_text("utf-8")
+    assert all(f"# thought {number}\n" in f"{text}\n" for number in range(len(places)))
+    wanted = [c for c in known if key(c) != key(change)] + [plain(change)]
+    assert sorted(map(repr, read_accepted(path))) == sorted(map(repr, wanted))
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,23 @@ def test_rows_are_of_what_was_told() -> None:
     assert "prefix cache hits" not in rows
 
 
+def test_what_was_sampled_once_has_no_most() -> None:
+    told = report_run.summary()
+    seldom = telemetry(None)
+    once = {name: msgspec.structs.replace(g, most=0.0, n=1) for name, g in seldom.engine.items()}
+    first = next(c for c in told.cells if c.variant == "speculative")
+    cells = [msgspec.structs.replace(c, telemetry=telemetry(None)) for c in told.cells]
+    cells = [c for c in cells if c.variant == "baseline"]
+    alone = msgspec.structs.replace(first, telemetry=msgspec.structs.replace(seldom, engine=once))
+    for speculative, most in (((alone,), DASH), ((alone, alone), "0.0%")):
+        shown = msgspec.structs.replace(told, cells=(*cells, *speculative))
+        (group,) = view.groups(shown)
+        rows = {label: both for label, *both in telemetry_rows(group)}
+        assert rows["KV cache in use, most"] == ["50.0%", most]
+        assert rows["waiting requests, most"] == ["3", DASH if most == DASH else "0"]
+        assert rows["samples of the engine"][1] == str(len(speculative))
+
+
 def test_a_run_without_telemetry_has_no_row_and_no_sentence() -> None:
     told = report_run.summary()
     (group,) = view.groups(told)

@@ -10,7 +10,9 @@ import msgspec
 
 from drafters.engines import ENGINES, Engine, gaps, readings
 from drafters.findings import Finding
+from drafters.flat import MARK
 from drafters.headers import TensorHeader, read_headers
+from drafters.ids import to_index
 from drafters.reading import Checkpoint, Target, read_folder, read_target
 from drafters.spec import DrafterError
 from drafters.validate import validate
@@ -42,6 +44,7 @@ _CAUSES: dict[str, str] = {
     "all_zero": "tensors_damaged",
     "constant": "tensors_damaged",
     "norm_out_of_range": "tensors_damaged",
+    "norm_partly_one": "tensors_damaged",
     "unreadable": "tensors_damaged",
     "target_size": "other_target",
 }
@@ -75,6 +78,7 @@ def audit(subject: Subject, log_facts: Mapping[str, str] | None = None) -> Audit
         checkpoint = None  # told by `validate`
     facts = dict(log_facts or {})
     if checkpoint is not None:
+        found += _of_mark(checkpoint, target)
         found += _of_log(checkpoint, facts)
     return Audit(
         findings=tuple(found),
@@ -288,6 +292,41 @@ def _sampled(subject: Subject) -> Iterator[AuditFinding]:
             "greedy_drafts_sampled",
             "--speculative-config.draft_sample_method probabilistic",
         )
+
+
+def _of_mark(checkpoint: Checkpoint, target: Target) -> Iterator[AuditFinding]:
+    """Layer ids that are not those that the folder itself says it was written with."""
+    told, ids = checkpoint.flat.get(MARK), checkpoint.ids
+    if not isinstance(told, dict) or ids is None:
+        return
+    written, meant = _numbers(told.get("layer_ids")), _numbers(told.get("hidden_states_index"))
+    if written is not None and written != ids:
+        what = f"the layer ids are {list(ids)}, and {MARK} was written for {list(written)}"
+        differ = (ids, written)
+    elif written is not None and meant is not None and checkpoint.family is not None:
+        read = to_index(checkpoint.convention, ids, checkpoint.family, target.layers)
+        what = f"the layer ids {list(ids)} mean the layers {list(read)}, {MARK} says {list(meant)}"
+        differ = (read, meant)
+    else:
+        return
+    if differ[0] != differ[1]:
+        yield AuditFinding(
+            severity="warning",
+            code="ids_unlike_format",
+            what=what,
+            why="one of the two was edited; engines read the ids, and the reference engine what "
+            f"{MARK} says as long as it is of the same ids",
+            remedy=f"write the ids that it was trained on, and leave {MARK} out",
+            where="config.json",
+            cause="layers_shifted" if _shifted(*differ) else "layers_other",
+        )
+
+
+def _numbers(value: object) -> tuple[int, ...] | None:
+    """A list of whole numbers; None for anything else."""
+    if not isinstance(value, list) or any(type(i) is not int for i in value):
+        return None
+    return tuple(value)
 
 
 def _of_log(checkpoint: Checkpoint, facts: Mapping[str, str]) -> Iterator[AuditFinding]:

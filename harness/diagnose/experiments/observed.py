@@ -33,7 +33,9 @@ def observe(
     `own`: the target's own greedy answers by question. `traces`: steps by request.
     """
     answers = [answer for asked in rounds for answer in asked.ok]
-    told = {a.request: _steps(a, traces or {}) for a in answers}
+    lost = {a.request for a in answers if traces and _is_cut(a, traces.get(a.request, ()), k)}
+    whole = {name: steps for name, steps in (traces or {}).items() if name not in lost}
+    told = {a.request: _steps(a, whole) for a in answers}
     counters = pool([asked.counters for asked in rounds])
     requests = pool([_counted(a, told[a.request], k) for a in answers])
     engine = counters if counters is not None and counters.drafts else requests
@@ -49,8 +51,16 @@ def observe(
         by_time=parts_of(list(_by_time(answers, told)), PARTS),
         by_category=_by_category(answers, told, k),
         identical=_identical(answers, own),
-        counted_otherwise=_otherwise(engine, requests, answers, traces or {}, k),
+        counted_otherwise=_otherwise(engine, requests, answers, whole, k),
+        untraced=len(lost) if traces else None,
     )
+
+
+def _is_cut(answer: Answered, traced: Sequence[TraceStep], k: int) -> bool:
+    """Whether more of an answer is in no trace than the one step that ended it."""
+    tokens = len(answer.token_ids)
+    told = 1 + sum(step.valid for step in traced if step.kind == "decode")
+    return tokens > 1 and (not traced or told < tokens - (k + 1))
 
 
 def length_in(asked: Asked, k: int, traces: Traces | None = None) -> Length:

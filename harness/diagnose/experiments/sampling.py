@@ -158,12 +158,19 @@ def _implied(
         text = torch.tensor([rows[r].tokens[place + 1] for r, place in places])
         best = vocabulary[q.argmax(-1)]
         firsts = best if depth == 0 else firsts
-        drawn += weight * torch.minimum(p[:, vocabulary], q).sum(-1) * inside
-        likeliest += same * p.gather(1, best[:, None])[:, 0] * inside
+        drawn += weight * torch.minimum(_chances_in(p, vocabulary.expand_as(q)), q).sum(-1) * inside
+        likeliest += same * _chances_in(p, best[:, None])[:, 0] * inside
         p_text = p.gather(1, text[:, None])[:, 0]
         weight = weight * (chances_of(q, drafter, text) / p_text.clamp_min(1e-12)).clamp_max(1.0)
         same = same * (best == text)
     return drawn, likeliest, firsts
+
+
+def _chances_in(p: Tensor, ids: Tensor) -> Tensor:
+    """p's [S, V] probability of ids [S, n]; 0 of those that a damaged table points nowhere with."""
+    size = p.shape[-1]
+    found = p.gather(1, ids.clamp(0, size - 1))
+    return found.masked_fill((ids < 0) | (ids >= size), 0.0)
 
 
 def _unrolled(knowledge: Knowledge, rows: Sequence[Row], k: int) -> Iterator[Tensor]:

@@ -55,9 +55,17 @@ def _causes(view: View) -> list[str]:
         lines += ["", *(f"- for: {escape(s)}" for s in row.evidence_for)]
         lines += [f"- against: {escape(s)}" for s in row.evidence_against]
         lines += [f"- remedy: {escape(row.remedy)}"]
-    if view.excluded:
-        lines += ["", escape(f"Excluded: {'; '.join(view.excluded)}.")]
-    return lines
+    return [*lines, *_excluded(view)]
+
+
+def _excluded(view: View) -> list[str]:
+    """Their names, a line for each stage: what each says, the page tells."""
+    count = sum(len(ruled.causes) for ruled in view.excluded)
+    if not count:
+        return []
+    lines = ["", f"Excluded: {count} cause{'' if count == 1 else 's'}.", ""]
+    told = [f"{ruled.stage}: {', '.join(ruled.causes)}" for ruled in view.excluded]
+    return [*lines, *(f"- {escape(line)}" for line in told)]
 
 
 def _head(row: CauseRow) -> str:

@@ -30,8 +30,12 @@ def made(dossier: Dossier, name: str) -> bool:
 
 def not_made(dossier: Dossier) -> list[str]:
     """The experiments that could still be made."""
-    names = [*EXPERIMENTS, *(["sampling"] if _asked_sampled(dossier) else [])]
-    return [n for n in names if not made(dossier, n) and n not in dossier.skipped]
+    return [n for n in wanted_ones(dossier) if not made(dossier, n) and n not in dossier.skipped]
+
+
+def wanted_ones(dossier: Dossier) -> list[str]:
+    """The experiments that can show a fault of this subject."""
+    return [*EXPERIMENTS, *(["sampling"] if _asked_sampled(dossier) else [])]
 
 
 def _asked_sampled(dossier: Dossier) -> bool:
