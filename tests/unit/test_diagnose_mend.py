@@ -240,9 +240,11 @@ def cut_short(proofs: Proofs, out: Path, how: str) -> None:
         return
     child = os.fork()
     if child == 0:
-        proofs.stopped = lambda: os.kill(os.getpid(), signal.SIGKILL)
-        fixed(two_faults(out.parent), out, **FORMS)
-        os._exit(0)
+        try:
+            proofs.stopped = lambda: os.kill(os.getpid(), signal.SIGKILL)
+            fixed(two_faults(out.parent), out, **FORMS)
+        finally:  # whatever comes, it does not go on with the tests
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 

@@ -219,11 +219,14 @@ def test_one_that_ends_after_any_experiment_goes_on_behind_it(
     place = tmp_path / "diagnose" / "d"
     child = os.fork()
     if child == 0:
+        code = 1
         try:
             story.run(SUBJECT, PROMPTS, place, progress=Stopping(name, number), options=Options())
+            code = 0
         except KeyboardInterrupt:
-            os._exit(130)
-        os._exit(0)
+            code = 130
+        finally:  # whatever comes, it does not go on with the tests
+            os._exit(code)
     wanted = 130 if number == signal.SIGINT else -signal.SIGKILL
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == wanted
     names = list(EXPERIMENTS)
