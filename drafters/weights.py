@@ -143,14 +143,13 @@ def stats(header: TensorHeader) -> Stats:
 
 
 class Ones(msgspec.Struct, frozen=True, kw_only=True):
-    """Elements that are exactly 1, those beside it by a few of bfloat16's steps, and the others.
+    """Elements that are exactly 1, and those beside it by a few of bfloat16's steps.
 
     `off`: the median distance from 1 of all that are not 1; None where all are.
     """
 
     exact: int
     beside: int
-    others: int
     off: float | None
 
     @property
@@ -174,7 +173,6 @@ def ones_of(header: TensorHeader) -> Ones:
     return Ones(
         exact=exact,
         beside=near - exact,
-        others=off.size - near,
         off=float(np.median(rest)) if rest.size else None,
     )
 

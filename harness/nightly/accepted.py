@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ import msgspec
 
 from harness.errors import UsageError, one_line
 from harness.measure.store import write_atomic
-from harness.nightly.edited import with_table, written
+from harness.nightly.edited import with_table
 from harness.nightly.folders import NAMED, night_order
 from harness.nightly.suite import check_keys
 from harness.plan.load import read_toml
@@ -110,12 +110,6 @@ def _table(change: Accepted) -> dict[str, str]:
 
 def _key(table: Mapping[str, str]) -> tuple[str, tuple[str, int], str]:
     return table["series"], night_order(table["since"]), table.get("kind", "accepted")
-
-
-def to_toml(changes: Iterable[Accepted]) -> str:
-    """The whole file, anew."""
-    tables = sorted(map(_table, changes), key=_key)
-    return "\n".join([HEAD, *(written("change", table) for table in tables)])
 
 
 def restart_of(changes: Sequence[Accepted], series: str) -> Accepted | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import left_running
 import pytest
 
 from training.demo import pair as demo
@@ -119,7 +119,7 @@ def test_what_was_cut_short_goes_on(tmp_path: Path) -> None:
     assert again.returncode in (0, 4), again.stderr
     assert "observed: found before" in again.stderr
     assert len(list((tmp_path / "diagnose").iterdir())) == 1
-    assert not _left_running(tmp_path)
+    assert not left_running.naming(tmp_path)
 
 
 @pytest.mark.full
@@ -146,15 +146,3 @@ def test_a_mending_that_was_killed_goes_on(tmp_path: Path, pair: Path) -> None:
     assert len(list((tmp_path / "out" / "diagnose").iterdir())) == 1
     assert json.loads((fixed / "mended.json").read_text())["proven"]
     assert not list(tmp_path.glob(".fixed*"))
-
-
-def _left_running(out: Path) -> list[int]:
-    """Engines of this diagnosis that are still there."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if str(out).encode() in entry.read_bytes() and int(entry.parent.name) != os.getpid():
-                found.append(int(entry.parent.name))
-        except OSError:
-            continue
-    return found

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import left_running
 import pytest
 
 from harness.diagnose.catalogue import EXPERIMENTS
-from training.demo import pair as demo
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[1]
@@ -50,28 +50,11 @@ def found(folder: Path) -> set[str]:
     return {path.stem for path in (folder / "evidence").glob("*.json")} & set(EXPERIMENTS)
 
 
-def engines_of(folder: Path) -> list[str]:
-    """Processes that still name the folder."""
-    running = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if str(folder).encode() in entry.read_bytes():
-                running.append(entry.parent.name)
-        except OSError:
-            continue
-    return running
-
-
 @pytest.fixture(scope="module")
-def pair() -> Path:
-    return demo.make(*demo.configs("mla", "mla"))
-
-
-@pytest.fixture(scope="module")
-def whole(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def whole(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The verdict of a diagnosis that nothing interrupts."""
     folder = tmp_path_factory.mktemp("whole")
-    done = diagnose(pair, folder)
+    done = diagnose(demo_pair, folder)
     assert done.returncode == 0, done.stderr
     assert found(folder) == set(EXPERIMENTS)
     return verdict(folder)
@@ -80,23 +63,23 @@ def whole(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_real_one_that_ends_after_every_experiment_goes_on(
-    number: signal.Signals, pair: Path, whole: dict[str, Any], tmp_path: Path
+    number: signal.Signals, demo_pair: Path, whole: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = tmp_path / "d"
     names = list(EXPERIMENTS)
     for place, name in enumerate(names):
-        done = diagnose(pair, folder, name, str(int(number)))
+        done = diagnose(demo_pair, folder, name, str(int(number)))
         # Where Python ends of a Ctrl-C that nobody catches, the signal is what it ends of.
         assert done.returncode in (-number, 130), done.stderr
         assert found(folder) == set(names[: place + 1])
         told = done.stderr
         assert all(f"{known}: found before" in told for known in names[:place]), told
         assert not (folder / "diagnosis.json").exists()
-    done = diagnose(pair, folder)
+    done = diagnose(demo_pair, folder)
     assert done.returncode == 0, done.stderr
     assert all(f"{name}: found before" in done.stderr for name in names)
     assert verdict(folder) == whole
     deadline = time.monotonic() + 300
-    while engines_of(folder):
-        assert time.monotonic() < deadline, engines_of(folder)
+    while left := left_running.naming(folder):
+        assert time.monotonic() < deadline, left
         time.sleep(0.2)

@@ -15,12 +15,12 @@ from harness.errors import UsageError
 from harness.nightly import folders, measuring
 from harness.nightly.accept import Wish, accept
 from harness.nightly.accepted import (
+    HEAD,
     Accepted,
     add,
     known_bad,
     read_accepted,
     restart_of,
-    to_toml,
 )
 from harness.nightly.folders import NightFolder
 from harness.nightly.records import EntryPoints, Finding
@@ -45,8 +45,10 @@ def test_what_is_written_is_read_again(
     changes = [msgspec.structs.replace(c, reason=" ".join(c.reason.split())) for c in changes]
     changes = [c for c in changes if c.reason]
     path = tmp_path_factory.mktemp("a") / "x.accepted.toml"
-    path.write_text(to_toml(changes), "utf-8")
-    assert sorted(map(repr, read_accepted(path))) == sorted(map(repr, changes))
+    for change in changes:
+        add(path, change)
+    last = {(c.series, c.since, c.kind): c for c in changes}.values()
+    assert sorted(map(repr, read_accepted(path))) == sorted(map(repr, last))
 
 
 def test_one_change_of_a_night_replaces_the_earlier_word(tmp_path: Path) -> None:
@@ -142,10 +144,13 @@ def test_whatever_is_added_comments_stay(
         return one.series, one.since, one.kind
 
     known = list({key(c): plain(c) for c in changes}.values())
-    lines = to_toml(known).split("\n")
+    path = tmp_path_factory.mktemp("a") / "x.accepted.toml"
+    path.write_text(HEAD, "utf-8")
+    for one in known:
+        add(path, one)
+    lines = path.read_text("utf-8").split("\n")
     for number, place in enumerate(places):
         lines.insert(place, f"# thought {number}")
-    path = tmp_path_factory.mktemp("a") / "x.accepted.toml"
     path.write_text("\n".join(lines), "utf-8")
     add(path, plain(change))
     text = path.read_text("utf-8")

@@ -43,7 +43,7 @@ def asking_for(plan: TrainingPlan, server: Server) -> Asking:
     """What all requests have in common; seeds and limits are each request's own."""
     endpoint = endpoint_of(plan)
     return Asking(
-        url=server.url,
+        url=server.host.url,
         model=server.model,
         endpoint=endpoint,
         max_tokens=plan.generate.max_tokens,

@@ -31,12 +31,11 @@ ASK_S = 10.0
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """A server that answers.
 
-    `host` tells whether it still answers. `context`: the most tokens of prompt and answer, None:
-    it does not say.
+    `host` tells where it is, and whether it still answers. `context`: the most tokens of prompt and
+    answer, None: it does not say.
     """
 
     name: str
-    url: str
     model: str
     adapter: Adapter
     version: str | None
@@ -110,7 +109,6 @@ def serving(plan: TrainingPlan, target: Path, context: int, folder: Path) -> Ite
         process.wait_ready()
         yield Server(
             name=adapter.name,
-            url=process.base_url,
             model=spec.served_name,
             adapter=adapter,
             version=_own_version()
@@ -146,7 +144,6 @@ def _attached(plan: TrainingPlan, adapter: Adapter) -> Server:
     context = plan.engine.max_model_len or (said if type(said) is int and said > 0 else None)
     return Server(
         name=adapter.name,
-        url=root,
         model=wanted,
         adapter=adapter,
         version=_version(plan, root, key),

@@ -184,7 +184,7 @@ def _collect(plan: TrainingPlan, folder: Path, job: _Job, left: list[Talk]) -> B
         longest = max(longest, len(prompt_ids(job.text, talk.prompt, plan)) + most)
         pace.step()
     with serving(plan, job.target, context_for(plan, job.target, longest), folder) as server:
-        attached = None if plan.generate.url is None else server.url
+        attached = None if plan.generate.url is None else server.host.url
         begun = _begin(folder, server.name, server.version, attached)
         meter = Meter(len(job.wanted), done)
         with ShardWriter(folder, plan.generate.shard_samples) as writer:
