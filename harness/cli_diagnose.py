@@ -146,7 +146,7 @@ def diagnose(
         test_itself(asked_for)
     if run is not None and profile is not None:
         raise UsageError("--profile: a stored run has its own plan; change it with --set")
-    from harness.diagnose.mend import begun, check_new, discard, try_to_mend
+    from harness.diagnose.mend import begun, check_apart, check_new, discard, try_to_mend
     from harness.diagnose.story import check_names
     from harness.diagnose.story import run as do_diagnose
     from harness.diagnose.subjects import Asked, case_of, folder_for
@@ -184,6 +184,8 @@ def diagnose(
     )
     with make_progress() as progress:
         case = case_of(asked)
+        if fix is not None:
+            check_apart(fix, case.subject)
         for line in case.said:
             progress.say(line)
         folder = folder_for(case, progress, mending)
