@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from drafter_folders import DRAFTED, build, edit, folder_of, plain_spec, rewrite, specs
+from drafter_folders import build, edit, specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -195,21 +194,3 @@ def test_midlayer_names_are_read(folders: tuple[Path, Path]) -> None:
     save_file(renamed, file)
     validate.check_fit(drafter, target)
     assert checkpoint.load(drafter).layer.mlp.up_proj.weight.shape == (48, 32)
-
-
-@pytest.mark.parametrize(
-    ("broken", "said"),
-    [
-        (lambda d2t: d2t + 1000, "names target ids from 1000 to"),
-        (lambda d2t: d2t - 1000, "names target ids from -1000 to"),
-        (lambda d2t: d2t.float(), "holds float32, whole numbers are wanted"),
-    ],
-)
-def test_a_table_that_names_no_target_ids_is_told(
-    broken: Callable[[torch.Tensor], torch.Tensor], said: str, tmp_path: Path
-) -> None:
-    """Without t2d, which is made of it on loading."""
-    folder_of(plain_spec(), tmp_path)
-    rewrite(tmp_path, d2t=broken(torch.arange(DRAFTED)), t2d=None)  # target ids 0, 2, 4, …
-    with pytest.raises(DrafterError, match=said):
-        checkpoint.load(tmp_path)
