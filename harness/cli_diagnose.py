@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from harness import parameters
-from harness.ending import Command, complain, tell_engine_failure
+from harness.ending import FULL, Command, complain, tell_engine_failure
 from harness.errors import UsageError
 from harness.options import parse_urls
 
@@ -226,12 +226,19 @@ def _on_the_line(ctx: typer.Context, name: str | None) -> bool:
 
 @contextmanager
 def telling_how_to_go_on() -> Iterator[None]:
-    """An interruption loses nothing; it is said what to do then."""
+    """An interruption or a full disk loses nothing; it is said what to do then."""
     try:
         yield
     except KeyboardInterrupt:
         complain("what was found is kept; the same command goes on behind it")
         raise
+    except OSError as error:
+        if error.errno not in FULL or error.filename is None:
+            raise
+        raise UsageError(
+            f"{error.filename}: cannot be written: {error.strerror}; make room, then the same "
+            "command goes on behind what was found"
+        ) from None
 
 
 def test_itself(wanted: Wanted) -> NoReturn:
