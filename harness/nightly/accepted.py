@@ -44,6 +44,8 @@ class Accepted(Section, frozen=True, kw_only=True):
 
 def read_accepted(path: Path) -> tuple[Accepted, ...]:
     """Every record of the file; none where there is no file. Raises `UsageError`."""
+    if path.is_symlink():
+        path = _behind(path)
     if not path.exists():
         return ()
     table = read_toml(path, str(path))

@@ -316,5 +316,7 @@ def test_a_link_stays_one_and_its_file_is_written(tmp_path: Path) -> None:
         link.symlink_to(nothing)
         with pytest.raises(UsageError, match="link to nothing"):
             add(link, CHANGE)
+        with pytest.raises(UsageError, match="link to nothing"):
+            read_accepted(link)  # a night would not hear of what was accepted
         assert link.is_symlink()
         link.unlink()
