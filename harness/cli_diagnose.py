@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from harness import parameters
-from harness.ending import Command, complain, tell_engine_failure
+from harness.ending import FULL, Command, complain, tell_engine_failure
 from harness.errors import UsageError
 from harness.options import parse_urls
 
@@ -146,7 +146,7 @@ def diagnose(
         test_itself(asked_for)
     if run is not None and profile is not None:
         raise UsageError("--profile: a stored run has its own plan; change it with --set")
-    from harness.diagnose.mend import begun, check_new, discard, try_to_mend
+    from harness.diagnose.mend import begun, check_apart, check_new, discard, try_to_mend
     from harness.diagnose.story import check_names
     from harness.diagnose.story import run as do_diagnose
     from harness.diagnose.subjects import Asked, case_of, folder_for
@@ -184,6 +184,8 @@ def diagnose(
     )
     with make_progress() as progress:
         case = case_of(asked)
+        if fix is not None:
+            check_apart(fix, case.subject)
         for line in case.said:
             progress.say(line)
         folder = folder_for(case, progress, mending)
@@ -224,12 +226,19 @@ def _on_the_line(ctx: typer.Context, name: str | None) -> bool:
 
 @contextmanager
 def telling_how_to_go_on() -> Iterator[None]:
-    """An interruption loses nothing; it is said what to do then."""
+    """An interruption or a full disk loses nothing; it is said what to do then."""
     try:
         yield
     except KeyboardInterrupt:
         complain("what was found is kept; the same command goes on behind it")
         raise
+    except OSError as error:
+        if error.errno not in FULL or error.filename is None:
+            raise
+        raise UsageError(
+            f"{error.filename}: cannot be written: {error.strerror}; make room, then the same "
+            "command goes on behind what was found"
+        ) from None
 
 
 def test_itself(wanted: Wanted) -> NoReturn:

@@ -20,7 +20,7 @@ import typer.core
 from harness.errors import HarnessError, printable
 from harness.options import check_text
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TAIL_SHOWN = 8
 DEBUG = "With --debug anywhere on the line an error shows its traceback."
 

@@ -56,7 +56,10 @@ from harness.serving import (
 )
 from harness.stored import analyse, read_run, report
 
-NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+NOT_WRITABLE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+)
 
 
 class Told(Protocol):

@@ -33,7 +33,10 @@ class Weights:
         return self.prefix + name in self._files
 
     def take(self, name: str, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The tensor `name`, cast to `dtype` (default: the model's). EngineUsageError: missing."""
+        """The tensor `name`, cast to `dtype` (default: the model's).
+
+        Raises `EngineUsageError` where it is missing, or holds what is no number.
+        """
         full = self.prefix + name
         path = self._files.get(full)
         if path is None:
@@ -45,6 +48,12 @@ class Weights:
             tensor = self._open[path].get_tensor(full)
         except (SafetensorError, OSError) as error:
             raise EngineUsageError(f"{path}: cannot be read: {error}") from error
+        if tensor.dtype in DTYPES.values() and not bool(tensor.isfinite().all()):
+            # Every answer would be the same token, and every draft of it accepted.
+            raise EngineUsageError(
+                f"{path}: tensor {full} holds NaN or infinite numbers: the checkpoint is damaged; "
+                "copy it again, or take an earlier one"
+            )
         return tensor.to(self.device, dtype or self.dtype)
 
     def take_linear(self, *names: str) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -81,7 +81,7 @@ def mend(
     `UsageError` where `out` is in use, or nothing that is named is in our power.
     """
     check_new(out)
-    partial = _partial_of(out)
+    out, partial = out.absolute(), _partial_of(out)
     partial.mkdir(parents=True, exist_ok=True)
     place = DiagnosisFolder(partial)
     with place.claimed():
@@ -149,9 +149,26 @@ def _go_on(partial: Path, diagnosis: Path) -> None:
 
 
 def check_new(out: Path) -> None:
-    """Raise `UsageError` where something is in the folder that `--fix` names."""
+    """Raise `UsageError` where something is in the folder that `--fix` names, or it is a link."""
+    if out.is_symlink():
+        raise UsageError(f"--fix {out}: is a link; name a new folder")
+    partial = _partial_of(out)
+    if partial.is_symlink() or (partial.exists() and not partial.is_dir()):
+        raise UsageError(f"--fix {out}: {partial} is in its way; remove it, or name another folder")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--fix {out}: exists already; name a new folder")
+
+
+def check_apart(out: Path, subject: Subject) -> None:
+    """Raise `UsageError` where `--fix` would write into a checkpoint that is diagnosed."""
+    place = out.resolve()
+    for name, given in (("target", subject.target), ("drafter", subject.drafter)):
+        folder = Path(given).resolve()
+        if place == folder or folder in place.parents:
+            raise UsageError(
+                f"--fix {out}: lies in the {name}'s folder {folder}, which stays as it is; "
+                "name a folder elsewhere"
+            )
 
 
 def try_to_mend(

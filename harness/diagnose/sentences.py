@@ -135,7 +135,8 @@ def _left_out(dossier: Dossier) -> str:
 
 
 def _few_words(why: str) -> str:
-    """A reason without what follows from it, or what to do about it."""
+    """A reason without where, what follows from it, or what to do about it."""
+    why = re.sub(r"^\S*/\S*: (?=\S)", "", why)  # an address or a path is none
     first = re.split(r"[:;] ", why, maxsplit=1)[0]
     return one_line(first if first.count("(") == first.count(")") else why, 80)
 

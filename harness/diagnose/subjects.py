@@ -62,6 +62,8 @@ def case_of(asked: Asked) -> Case:
     ):
         if path is not None and not path.is_dir():
             raise UsageError(f"{option} {path}: no such folder")
+    if asked.trained_target is not None:
+        check_checkpoint(asked.trained_target, "--trained-target")
     request, in_run, cost = asked.request, None, None
     said: list[str] = []
     if asked.run is not None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from harness.errors import UsageError, one_line
+from harness.errors import UsageError, one_line, printable
 from harness.measure.store import write_atomic
 from harness.nightly.edited import with_table
 from harness.nightly.folders import NAMED, night_order
@@ -44,6 +44,8 @@ class Accepted(Section, frozen=True, kw_only=True):
 
 def read_accepted(path: Path) -> tuple[Accepted, ...]:
     """Every record of the file; none where there is no file. Raises `UsageError`."""
+    if path.is_symlink():
+        path = _behind(path)
     if not path.exists():
         return ()
     table = read_toml(path, str(path))
@@ -66,7 +68,7 @@ def read_accepted(path: Path) -> tuple[Accepted, ...]:
 
 def check(change: Accepted, where: str) -> Accepted:
     """Raise `UsageError` where a record says nothing, or names no night."""
-    if not change.reason.strip():
+    if not printable(change.reason):
         raise UsageError(f"{where}: give a reason: it is what the next reader needs")
     if not change.series.strip():
         raise UsageError(f"{where}: name a series")
@@ -93,6 +95,8 @@ def add(path: Path, change: Accepted) -> None:
     Raises `UsageError` where the file is so written that its comments would be lost.
     """
     check(change, str(path))
+    if path.is_symlink():
+        path = _behind(path)
     read_accepted(path)
     text = path.read_bytes().decode() if path.exists() else HEAD
     made = with_table(text, "change", _table(change), _key)
@@ -102,6 +106,14 @@ def add(path: Path, change: Accepted) -> None:
             "own, [[change]], a line for each key, or add this one by hand"
         )
     write_atomic(path, made.encode())
+
+
+def _behind(link: Path) -> Path:
+    """The file that a link names, so that the link stays one."""
+    try:
+        return link.resolve(strict=True)
+    except (OSError, RuntimeError):  # nothing there, or a loop
+        raise UsageError(f"{link}: is a link to nothing; remove it, or make its file") from None
 
 
 def _table(change: Accepted) -> dict[str, str]:

@@ -25,8 +25,14 @@ def written(name: str, table: Table) -> str:
 def with_table(text: str, name: str, table: Table, key: Callable[[Table], Any]) -> str | None:
     """`text` with the table among its `[[name]]`, for the one of the same key or in their order.
 
-    None where the file is so written that this cannot be told from its lines.
+    Lines end as they did, where all end alike. None where the file is so written that this cannot
+    be told from its lines.
     """
+    if "\n" in text and text.count("\r") == text.count("\r\n") == text.count("\n"):
+        made = with_table(text.replace("\r\n", "\n"), name, table, key)
+        return None if made is None else made.replace("\n", "\r\n")
+    if re.search(r"\r(?!\n)", text):
+        return None  # ends lines too, for some readers and not for TOML's
     before: list[dict[str, Any]] = tomllib.loads(text).get(name, [])
     head, blocks = _blocks(text, name)
     if [_only(block, name) for block in blocks] != before:

@@ -144,7 +144,10 @@ def read_toml(path: Path, asked: str) -> dict[str, Any]:
         if not path.is_file():
             what = "no such file" if not path.exists() else "not a file; give a TOML file"
             raise UsageError(f"{asked}: {what}")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if text.startswith("\ufeff"):
+            raise UsageError(f"{path}: begins with a byte order mark; save it as UTF-8 without one")
+        return tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"{asked}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

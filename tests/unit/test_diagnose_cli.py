@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness import cli
+from harness.cli_diagnose import telling_how_to_go_on
 from harness.diagnose.catalogue import EXPERIMENTS
 from harness.errors import UsageError
 
@@ -100,3 +103,12 @@ def test_help_loads_nothing_heavy() -> None:
         [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_told_with_what_to_do(number: int) -> None:
+    with pytest.raises(UsageError) as told, telling_how_to_go_on():
+        raise OSError(number, os.strerror(number), "/out/x.json")
+    said = str(told.value)
+    assert said.startswith("/out/x.json: cannot be written: ")
+    assert said.endswith("make room, then the same command goes on behind what was found")

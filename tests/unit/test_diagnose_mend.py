@@ -195,6 +195,46 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("to", ["nowhere", "empty", "fix"])
+def test_a_link_is_refused_before_any_work(tmp_path: Path, to: str) -> None:
+    """A folder cannot be put in its place: that was found once all was proven."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "fix").symlink_to(to)
+    with pytest.raises(UsageError, match="is a link; name a new folder"):
+        mend.check_new(tmp_path / "fix")
+
+
+def test_what_is_in_the_way_of_the_unfinished_is_told_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / ".fix.partial").write_text("mine")
+    with pytest.raises(UsageError, match=r"\.fix\.partial is in its way"):
+        mend.check_new(tmp_path / "fix")
+    assert (tmp_path / ".fix.partial").read_text() == "mine"
+
+
+def test_the_folder_one_is_in_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proving(monkeypatch, outcome(accepted=190))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    done = fixed(outcome(ranked("wrong_method"), subject=ARGUMENT), Path("."))
+    assert isinstance(done, mend.Mended), done
+    assert (tmp_path / "here" / "mended.json").is_file()
+
+
+@pytest.mark.parametrize("inside", ["", "new", "a/b", "../other/../d/new"])
+def test_a_checkpoint_that_is_diagnosed_is_not_written_into(tmp_path: Path, inside: str) -> None:
+    for name in ("t", "d", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("d")
+    subject = msgspec.structs.replace(
+        SUBJECT, target=str(tmp_path / "t"), drafter=str(tmp_path / "link")
+    )
+    with pytest.raises(UsageError, match="lies in the drafter's folder"):
+        mend.check_apart(tmp_path / "d" / inside, subject)
+    with pytest.raises(UsageError, match="lies in the target's folder"):
+        mend.check_apart(tmp_path / "t" / "x", subject)
+    mend.check_apart(tmp_path / "new", subject)
+
+
 ARGUMENT = msgspec.structs.replace(SUBJECT, extra_args=("--speculative-algorithm=EAGLE",))
 FORMS: dict[str, Any] = {"form": "raw", "other_form": ((9,), (8,))}
 

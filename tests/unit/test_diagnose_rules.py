@@ -674,3 +674,6 @@ def test_what_was_left_out_is_told_beside_no_fault() -> None:
     assert "not looked at" not in conclude(needless).verdict
     bare = conclude(Dossier(subject=whole.subject, skipped={"audit": "left out (--skip)"}))
     assert "could show one (not looked at: audit [left out (--skip)]; expected" in bare.verdict
+    why = "http://127.0.0.1:8000: no prompt was answered: HTTP 500"
+    unanswered = conclude(Dossier(subject=whole.subject, skipped={"observed": why}))
+    assert "observed [no prompt was answered]" in unanswered.verdict

@@ -267,3 +267,61 @@ def test_a_baseline_is_a_link_that_the_history_passes_over(measured: Loaded) -> 
     link = results / "baselines" / "s" / "chat"
     assert link.resolve() == results / "run-2"
     assert [(f.shown, f.reason) for f in find(results)] == [("run-2", None)]
+
+
+CHANGE = Accepted(series="b/*", since="2026-09-02", reason="second")
+
+
+@pytest.mark.parametrize("reason", ["\u202e", "\x00\x1b", "\u2028 \ufeff"])
+def test_a_reason_of_which_nothing_is_printed_is_none(tmp_path: Path, reason: str) -> None:
+    """Written, it would be an empty one, and no night could read the file again."""
+    path = tmp_path / "x.toml"
+    with pytest.raises(UsageError, match="give a reason"):
+        add(path, msgspec.structs.replace(CHANGE, reason=reason))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [BY_HAND + "\n", '# mine\n[[change]]\nseries = "a"\nsince = "2026-09-01"\nreason = "x"\n'],
+)
+def test_lines_that_end_as_on_windows_still_do(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(text.replace("\n", "\r\n").encode())
+    add(path, CHANGE)
+    made = path.read_bytes()
+    assert made.count(b"\r\n") == made.count(b"\n") == made.count(b"\r")
+    assert CHANGE in read_accepted(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ("\ufeff# mine\n".encode(), "byte order mark"),
+        (b'[[change]]\rseries = "a"\rsince = "2026-09-01"\rreason = "x"\r', "by hand"),
+    ],
+)
+def test_a_file_of_another_editor_is_told_and_kept(tmp_path: Path, data: bytes, why: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=why):
+        add(path, CHANGE)
+    assert path.read_bytes() == data
+
+
+def test_a_link_stays_one_and_its_file_is_written(tmp_path: Path) -> None:
+    path, real = tmp_path / "x.toml", tmp_path / "shared" / "real.toml"
+    real.parent.mkdir()
+    add(real, Accepted(series="a/*", since="2026-09-02", reason="kept"))
+    path.symlink_to("shared/real.toml")
+    add(path, CHANGE)
+    assert path.is_symlink() and len(read_accepted(real)) == 2
+    for nothing in ("nowhere.toml", "loop.toml"):
+        link = tmp_path / "loop.toml"
+        link.symlink_to(nothing)
+        with pytest.raises(UsageError, match="link to nothing"):
+            add(link, CHANGE)
+        with pytest.raises(UsageError, match="link to nothing"):
+            read_accepted(link)  # a night would not hear of what was accepted
+        assert link.is_symlink()
+        link.unlink()

@@ -165,3 +165,15 @@ def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path) -> Non
     assert read_config(tmp_path).eos_token_ids == (1,)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     assert read_config(tmp_path).eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(bad: float, tmp_path: Path) -> None:
+    """Every answer would be one token, and a drafter that proposes it perfect."""
+    build_target("llama", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 2] = bad
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(EngineUsageError, match=r"layers\.1\.mlp\.down_proj\.weight holds NaN or"):
+        load_target(tmp_path)
