@@ -12,7 +12,17 @@ from drafters.findings import Finding, Severity
 from drafters.headers import TensorHeader, read_headers
 from drafters.reading import Checkpoint, Target
 from drafters.spec import DrafterError
-from drafters.weights import FLOATS, Stats, integers, likeness, rows_of, sample, spread_of, stats
+from drafters.weights import (
+    FLOATS,
+    Stats,
+    integers,
+    likeness,
+    ones_of,
+    rows_of,
+    sample,
+    spread_of,
+    stats,
+)
 
 if TYPE_CHECKING:
     from drafters.weights import Array
@@ -21,6 +31,8 @@ Watch = Callable[[str, int], None]
 """Told each tensor's name and bytes before it is read."""
 _UNRELATED = 0.2  # mean cosine of rows below which two embeddings have nothing in common
 _SANE_NORM = (1e-3, 1e3)
+_LATENT_NORMS = ("q_a_layernorm.weight", "kv_a_layernorm.weight")
+"""Latents are padded to the width that kernels know; the padding's weights are 1 for good."""
 
 
 def check_weights(checkpoint: Checkpoint, watch: Watch) -> Iterator[Finding]:
@@ -56,6 +68,15 @@ def _one(name: str, header: TensorHeader) -> Iterator[Finding]:
                 f"{found.mean_abs:.3g}",
                 f"trained norms lie between {low:g} and {high:g}",
                 "take an earlier checkpoint, or look for what was stored in its place",
+            )
+        elif not name.endswith(_LATENT_NORMS) and (ones := ones_of(header)).lost:
+            yield make(
+                "warning",
+                "norm_partly_one",
+                f"norm {name} is exactly 1 in {ones.exact} of {header.elements} places, and the "
+                f"others are {ones.off:.2g} off 1 in the middle",
+                "a trained weight is seldom exactly 1: these were lost, or never trained",
+                "take an earlier checkpoint, or copy this one again",
             )
 
 

@@ -142,6 +142,43 @@ def stats(header: TensorHeader) -> Stats:
     return Stats(nan=nan, inf=inf, low=low, high=high, mean_abs=total / count)
 
 
+class Ones(msgspec.Struct, frozen=True, kw_only=True):
+    """Elements that are exactly 1, those beside it by a few of bfloat16's steps, and the others.
+
+    `off`: the median distance from 1 of all that are not 1; None where all are.
+    """
+
+    exact: int
+    beside: int
+    others: int
+    off: float | None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the ones were never trained, or lost: a trained weight is seldom exactly 1.
+
+        Where rounding makes ones of trained weights, more are beside 1 than on it; where training
+        hardly moved any, the others are near it.
+        """
+        return self.exact >= 8 and self.exact > 3 * self.beside and (self.off or 0.0) > 0.1
+
+
+def ones_of(header: TensorHeader) -> Ones:
+    """Look for ones in a vector."""
+    import numpy as np
+
+    with mapped(header) as flat:
+        off = np.abs(to_float(flat, header.dtype) - 1.0)
+    exact, near = int((off == 0).sum()), int((off <= 0.03).sum())
+    rest = off[off > 0]
+    return Ones(
+        exact=exact,
+        beside=near - exact,
+        others=off.size - near,
+        off=float(np.median(rest)) if rest.size else None,
+    )
+
+
 def integers(header: TensorHeader) -> Array:
     """A table of whole numbers or booleans [n], whole in memory, as int64."""
     import numpy as np

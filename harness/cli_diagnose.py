@@ -17,7 +17,7 @@ from harness.options import parse_urls
 
 if TYPE_CHECKING:
     from harness.diagnose.mend import Mended
-    from harness.diagnose.selftest import Wanted
+    from harness.diagnose.planted import Wanted
     from harness.diagnose.story import Outcome
 
 
@@ -101,7 +101,7 @@ def diagnose(
     With no options: the demo. Exit 0: nothing is wrong; 4: too little was seen to say.
     """
     if self_test:
-        from harness.diagnose.selftest import Wanted
+        from harness.diagnose.planted import Wanted
 
         asked_for = Wanted(
             engine=engine or "reference",

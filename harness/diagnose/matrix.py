@@ -16,7 +16,9 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `what`: the fault or variant. `right`: every cause that is a right answer. `ranked`: the first
     five causes of the verdict. `emulated`: the planting stands for what needs GPUs or several
-    ranks. `code`: the digests of what found the evidence and of what judged it.
+    ranks. `code`: the digests of what found the evidence and of what judged it. `then`: of two
+    faults, what was called once the first that was called was mended (None: not in our power);
+    `both`: whether each of them was called.
     """
 
     name: str
@@ -39,6 +41,8 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
     code: str
     emulated: bool = False
+    then: str | None = None
+    both: bool | None = None
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +82,8 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     among_three: Tally
     healthy: Tally
     compound: Tally
+    both: Tally
+    """Of two faults at once, of which one was called and mended: the other was called then."""
     unknown: int
     """Faults of which no cause was named: neither right nor a wrong name."""
     missed: int
@@ -114,6 +120,7 @@ def matrix_of(engine: str, results: Sequence[CaseResult], *, planned: int) -> Ma
         among_three=_tally(r.among_three for r in faults),
         healthy=_tally(r.first and not r.collapse for r in healthy),
         compound=_tally(r.first for r in compound),
+        both=_tally(r.both for r in compound if r.both is not None),
         unknown=sum(r.called == UNKNOWN for r in faults),
         missed=sum(r.called == NONE for r in faults),
         rows=tuple(_rows(results)),
@@ -164,7 +171,8 @@ def to_markdown(matrix: Matrix) -> str:
         f'- otherwise: "unknown" {matrix.unknown}, "none" {matrix.missed}, a wrong name '
         f"{matrix.first.of - matrix.first.hits - matrix.unknown - matrix.missed}",
         f"- healthy variants without a fault called: {matrix.healthy}",
-        f"- two faults at once, one of them called: {matrix.compound}",
+        f"- two faults at once, one of them called: {matrix.compound}; of those that could be "
+        f"mended the other was called then: {matrix.both}",
         "",
     ]
     for kind, title in (

@@ -64,7 +64,11 @@ _KNOWN: tuple[tuple[By, str | None, tuple[str, ...]], ...] = (
             *("rope theta 5000000", "rope pairs the other way"),
         ),
     ),
-    ("drafter", "final_norm", ("final norm of ones", "target's final norm")),
+    (
+        "drafter",
+        "final_norm",
+        ("final norm of ones", "target's final norm", "final norm as the head's columns say"),
+    ),
     (
         "drafter",
         "residual_missing",

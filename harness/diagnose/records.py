@@ -148,6 +148,9 @@ class TargetParity(msgspec.Struct, frozen=True, kw_only=True):
     """Generated tokens that are the reference's argmax, of those that are no near-tie."""
     floor: float | None = None
     """The gap of two honest computations here (types, kernels), where it is known."""
+    overruled: Proportion | None = None
+    """Tokens that the target chose itself in its greedy answers: of all, those behind the
+    reference's choice by more than any rounding of this type explains."""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +211,9 @@ class ReadingFit(msgspec.Struct, frozen=True, kw_only=True):
     reading: str
     agreement: Proportion | None = None
     explains: Proportion | None = None
+    beaten: Proportion | None = None
+    """Of those calls that either this reading gives or the one that explains the most, and not
+    both: those of the other. None for that one itself."""
     by_draft: tuple[Proportion, ...] = ()
     acceptance: Length | None = None
     gain: float | None = None
@@ -251,6 +257,15 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     unnormed_head: Proportion | None = None
     """First drafts that are the argmax of the head over the last state WITHOUT its norm, where this
     is not the target's token: how a drafter draws that was trained towards such targets."""
+    unnormed_less: float | None = None
+    """By how much the first drafts are nearer to the target's distributions WITHOUT the final norm
+    than to its own: the difference of the mean Kullback-Leibler divergences, nats a token."""
+    unnormed_less_low: float | None = None
+    """The lower end of its 95% interval, paired by prompt."""
+    without_tokens: Proportion | None = None
+    """First drafts that are right, and stay so where the drafter is fed other tokens."""
+    without_states: Proportion | None = None
+    """The same where it is handed another text's states."""
     by_step: tuple[Proportion, ...] = ()
     """Conditional acceptance by draft position over all slots of the text, as declared."""
     own_tokens_by_step: tuple[Proportion, ...] = ()

@@ -7,65 +7,37 @@ is not done again, and where only the rules changed a kept case is judged anew b
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import importlib
+import itertools
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from drafters.spec import DrafterError
 from engines.base import EngineError
-from harness.diagnose.causes import NONE, UNKNOWN
+from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
 from harness.diagnose.experiments.work import Options
 from harness.diagnose.matrix import CaseResult, Matrix, matrix_of, to_markdown
+from harness.diagnose.planted import CHECKOUT, Case, Wanted, cases_of
 from harness.diagnose.records import Diagnosis, Dossier, Subject
-from harness.errors import HarnessError, UsageError, one_line
+from harness.errors import HarnessError, one_line
 from harness.measure.store import to_json, write_atomic
 
 if TYPE_CHECKING:
     from engines.reference.engine import Engine
+    from harness.diagnose.story import Outcome
     from harness.progress import Progress
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 DOCS = CHECKOUT / "docs"
 CASES, DOSSIERS, WORK = "cases", "dossiers", "work"
 LONGEST = 1536
 """Positions of the reference's target that all cases share."""
 SLOTS = 8
-Kind = Literal["fault", "healthy", "compound"]
-
-
-class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One planting to be diagnosed. `right`: the causes that are right answers."""
-
-    name: str
-    kind: Kind
-    what: str
-    pair: Literal["mla", "llama"]
-    plant: Any
-    seed: int
-    severity: float
-    right: tuple[str, ...]
-    cause: str
-    emulated: bool = False
-    weight: float = 0.0
-
-
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for. `write`: keep the matrix of all that is done in docs/."""
-
-    engine: str = "reference"
-    only: tuple[str, ...] = ("*",)
-    seeds: int = 3
-    out: Path = Path("results") / "self-test"
-    limit_minutes: float | None = None
-    write: bool = False
 
 
 def run(wanted: Wanted, progress: Progress) -> Matrix:
@@ -108,95 +80,6 @@ def _whole(wanted: Wanted, code: str) -> Matrix:
     every = cases_of(msgspec.structs.replace(wanted, only=("*",)))
     kept = [_kept(wanted.out, case, code) for case in every]
     return matrix_of(wanted.engine, [k for k in kept if k is not None], planned=len(every))
-
-
-def library() -> Any:
-    """The module of faults in this checkout. Raises `UsageError` where there is none."""
-    tests = CHECKOUT / "tests"
-    if not (tests / "faults" / "library.py").is_file():
-        raise UsageError(
-            f"--self-test: there is no {tests / 'faults'}; it works in a checkout of the sources"
-        )
-    if str(tests) not in sys.path:
-        sys.path.insert(0, str(tests))
-    return importlib.import_module("faults.library")
-
-
-def cases_of(wanted: Wanted) -> list[Case]:
-    """The cases in the order that they are made: what is cheap, and the first seed of all, first.
-
-    `only` are patterns of a case's name, or of its fault's.
-    """
-    found = library()
-    cases = [
-        *_fault_cases(found, wanted),
-        *_healthy_cases(found, wanted),
-        *(_compound_cases(found, wanted) if wanted.engine == "reference" else ()),
-    ]
-    chosen = [
-        case
-        for case in cases
-        if any(fnmatch.fnmatch(n, p) for n in (case.name, case.what) for p in wanted.only)
-    ]
-    if not chosen:
-        names = ", ".join(sorted({case.what for case in cases})[:8])
-        raise UsageError(f"--only {' '.join(wanted.only)}: no such case; there are {names}, …")
-    return sorted(chosen, key=lambda case: (case.seed, case.weight, case.kind == "compound"))
-
-
-def _fault_cases(found: Any, wanted: Wanted) -> Iterator[Case]:
-    for fault in found.FAULTS.values():
-        if wanted.engine not in fault.engines:
-            continue
-        for severity in fault.severities:
-            for seed in range(wanted.seeds):
-                yield Case(
-                    name=f"{fault.name}.{severity:g}.s{seed}",
-                    kind="fault",
-                    what=fault.name,
-                    pair=fault.kind,
-                    plant=fault.plant,
-                    seed=seed,
-                    severity=severity,
-                    right=tuple(sorted(fault.right)),
-                    cause=fault.cause,
-                    emulated=fault.emulated,
-                    weight=1.0 if fault.way == "training" else 0.0,
-                )
-
-
-def _healthy_cases(found: Any, wanted: Wanted) -> Iterator[Case]:
-    for variant in found.HEALTHY.values():
-        if wanted.engine in variant.engines:
-            yield Case(
-                name=f"healthy.{variant.name}.s0",
-                kind="healthy",
-                what=variant.name,
-                pair=variant.kind,
-                plant=variant.plant,
-                seed=0,
-                severity=1.0,
-                right=(NONE,),
-                cause=NONE,
-                weight=variant.minutes,
-            )
-
-
-def _compound_cases(found: Any, wanted: Wanted) -> Iterator[Case]:
-    for pair in found.COMPOUND.values():
-        both = (found.FAULTS[pair.first], found.FAULTS[pair.second])
-        yield Case(
-            name=f"{pair.name}.s0",
-            kind="compound",
-            what=pair.name,
-            pair="mla",
-            plant=pair.plant,
-            seed=0,
-            severity=1.0,
-            right=tuple(sorted(both[0].right | both[1].right)),
-            cause=both[0].cause,
-            weight=2.0,
-        )
 
 
 class Targets:
@@ -252,12 +135,39 @@ def _diagnosed(
             pages=False,
         )
         dossier, diagnosis = ended.dossier, ended.diagnosis
+        then = _after_mending(case, ended, planted.prompts, work / "fix", progress, options)
     except (EngineError, HarnessError, DrafterError) as error:
         dossier = Dossier(subject=subject, skipped={"all": one_line(str(error))})
-        diagnosis = _nothing(one_line(str(error)))
+        diagnosis, then = _nothing(one_line(str(error))), None
     _write(wanted.out / DOSSIERS / f"{case.name}.json", dossier)
     shutil.rmtree(work, ignore_errors=True)
-    return judged(case, wanted.engine, dossier, diagnosis, code, time.perf_counter() - begun)
+    took = time.perf_counter() - begun
+    return judged(case, wanted.engine, dossier, diagnosis, code, took, then)
+
+
+def _after_mending(
+    case: Case,
+    ended: Outcome,
+    prompts: Sequence[Sequence[int]],
+    place: Path,
+    progress: Progress,
+    options: Options,
+) -> str | None:
+    """Of two faults at once: what is called once `--fix` has mended the one that was called.
+
+    "none" where nothing is left to call. None: the one that was called is not in our power.
+    """
+    from harness.diagnose.mend import try_to_mend
+
+    called = ended.diagnosis.cause
+    if case.kind != "compound" or called not in CAUSES or not CAUSES[called].fixable:
+        return None
+    mended = try_to_mend(ended, prompts, place, progress=progress, options=options)
+    if isinstance(mended, str):
+        progress.say(mended)
+        return None
+    others = [change.cause for change in mended.changes[1:]]
+    return others[0] if others else mended.left or NONE
 
 
 def _nothing(why: str) -> Diagnosis:
@@ -290,9 +200,18 @@ def subject_of(planted: Any, engine: str) -> Subject:
 
 
 def judged(
-    case: Case, engine: str, dossier: Dossier, diagnosis: Diagnosis, code: str, took_s: float
+    case: Case,
+    engine: str,
+    dossier: Dossier,
+    diagnosis: Diagnosis,
+    code: str,
+    took_s: float,
+    then: str | None = None,
 ) -> CaseResult:
-    """Whether the right cause was called, and where it was ranked."""
+    """Whether the right cause was called, and where it was ranked.
+
+    `then`: of two faults at once, what was called once the first was mended.
+    """
     ranked = tuple(each.cause for each in diagnosis.ranked if each.strength != "excluded")
     expected = dossier.expected.acceptance.length if dossier.expected is not None else None
     observed = dossier.observed.acceptance.length if dossier.observed is not None else None
@@ -317,7 +236,14 @@ def judged(
         took_s=took_s,
         code=code,
         emulated=case.emulated,
+        then=then,
+        both=None if then is None else _both(case.parts, diagnosis.cause, then),
     )
+
+
+def _both(parts: Sequence[Sequence[str]], first: str, then: str) -> bool:
+    """Whether one name is of one fault, and the other of the other."""
+    return any(first in one and then in other for one, other in itertools.permutations(parts, 2))
 
 
 def _kept(out: Path, case: Case, code: str) -> CaseResult | None:
@@ -332,7 +258,9 @@ def _kept(out: Path, case: Case, code: str) -> CaseResult | None:
         return None
     from harness.diagnose.verdict import conclude
 
-    result = judged(case, found.engine, dossier, conclude(dossier), code, found.took_s)
+    told = conclude(dossier)
+    then = found.then if told.cause == found.called else None  # else another one was mended
+    result = judged(case, found.engine, dossier, told, code, found.took_s, then)
     _write(out / CASES / f"{case.name}.json", result)
     return result
 

@@ -131,7 +131,8 @@ def decided(dossier: Dossier) -> bool:
     if diagnosis.cause == UNKNOWN:
         return False
     if diagnosis.cause == NONE:
-        return looked_at(dossier) and states.is_clean(dossier.states) is not False
+        told = "target" not in not_made(dossier) or gap.answers_alike(dossier) is not False
+        return looked_at(dossier) and told and states.is_clean(dossier.states) is not False
     first = diagnosis.ranked[0]
     strongest = _measured(points(dossier), first.cause)
     return first.strength == "certain" and lead(diagnosis.ranked) >= 2.0 and strongest >= STRONG

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LAYER = "layers.0."
 DRAFTED = 448
+NOISE = 1.2
+"""Of a tensor's own size, at full severity."""
 
 
 def _plus_one(config: Config, tensors: Tensors, seed: int, severity: float) -> None:
@@ -198,7 +200,7 @@ def _noised(config: Config, tensors: Tensors, seed: int, severity: float) -> Non
     generator = _generator(seed)
     for name, tensor in tensors.items():
         if tensor.dim() == 2 and tensor.is_floating_point() and "embed" not in name:
-            size = tensor.std() * (0.9 if severity >= 1 else 0.45)
+            size = tensor.std() * NOISE * severity
             tensors[name] = tensor + size * torch.randn(tensor.shape, generator=generator)
 
 
@@ -212,12 +214,16 @@ def _fc_permuted(config: Config, tensors: Tensors, seed: int, severity: float) -
 
 
 def _stored_head(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
-    """The checkpoint carries the target's head; its own is lost."""
+    """The checkpoint carries the target's head, or its first shard; its own is lost there."""
+    import torch
+
     _, target = read(pair.target)
-    source = _with_own_head(pair, folder, seed, severity)
+    source = _with_own_head(pair, folder, seed, 1.0)
 
     def change(config: Config, tensors: Tensors) -> None:
-        tensors["lm_head.weight"] = target["lm_head.weight"]
+        lost = round(severity * len(tensors["lm_head.weight"]))
+        rows = (target["lm_head.weight"][:lost], tensors["lm_head.weight"][lost:])
+        tensors["lm_head.weight"] = torch.cat(rows)
 
     return healthy(pair, seed, drafter=edited(source, folder / "drafter", change))
 
@@ -406,6 +412,7 @@ CHECKPOINTS: tuple[Fault, ...] = (
         _stored_head,
         0.1,
         severities=TWO,
+        by_quality=True,
         engines=EVERY_ENGINE,
         also=("tensors_damaged", "undertrained"),
     ),
@@ -488,6 +495,12 @@ CHECKPOINTS: tuple[Fault, ...] = (
     _fault("final_norm", "final_norm", _final_norm, 0.05, source=uneven, severities=TWO),
     _fault("tensors_zeroed", "tensors_damaged", _zeroed, 0.1, severities=TWO),
     _fault(
-        "tensors_noised", "tensors_damaged", _noised, 0.1, severities=TWO, also=("undertrained",)
+        "tensors_noised",
+        "tensors_damaged",
+        _noised,
+        0.1,
+        severities=(1.0, 0.7),
+        also=("undertrained",),
+        by_quality=True,
     ),
 )

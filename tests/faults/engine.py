@@ -66,7 +66,7 @@ def _serve(function: str, *, by_share: bool = True, **served: Any) -> Any:
 
 
 def _wrong_rope(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
-    theta = 1000.0 if severity >= 1 else 3000.0
+    theta = 1000.0 if severity >= 1 else 2000.0
     plugin = write_plugin(folder, f"{HOOKS}.serving", "compute_otherwise", theta=theta)
     return healthy(pair, seed, plugin=plugin)
 

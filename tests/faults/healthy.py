@@ -13,6 +13,7 @@ from faults.algebra import (
     with_own_embeddings,
     with_uneven_norm,
 )
+from faults.folders import Config, Tensors, edited
 from faults.pair import Pair, tokenizer
 from faults.planting import healthy
 from faults.records import EVERY_ENGINE, Engine, Planted, Variant
@@ -97,6 +98,20 @@ def _long(tokens: int) -> Any:
     return plant
 
 
+def _fp8(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
+    """A target whose matrices were rounded to fp8 (e4m3), a scale for each row, as served so."""
+    import torch
+
+    def rounded(config: Config, tensors: Tensors) -> None:
+        for name, tensor in tensors.items():
+            if tensor.dim() == 2 and name.endswith("_proj.weight"):
+                scale = tensor.abs().amax(1, keepdim=True).clamp_min(1e-12) / 448
+                fp8 = (tensor / scale).to(torch.float8_e4m3fn)
+                tensors[name] = fp8.to(tensor.dtype) * scale
+
+    return healthy(pair, seed, target=edited(pair.target, folder / "target", rounded))
+
+
 def _variant(name: str, plant: Any, **more: Any) -> Variant:
     return Variant(name=name, plant=plant, **more)
 
@@ -121,6 +136,7 @@ def _variants() -> Iterator[Variant]:
         yield _variant(f"{kind}_own_embeddings", _served(_own_embeddings), kind=kind, engines=own)
         yield _variant(f"{kind}_turned", _served(_turned), kind=kind, engines=real)
         yield _variant(f"{kind}_uneven_norm", _served(_uneven), kind=kind, engines=real)
+        yield _variant(f"{kind}_fp8_weights", _fp8, kind=kind, engines=real)
         yield _variant(f"{kind}_context_300", _long(300), kind=kind, minutes=0.5, engines=real)
         for batch in (1, 2, 16):
             yield _variant(f"{kind}_batch_{batch}", _served(concurrency=batch), kind=kind)

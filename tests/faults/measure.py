@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from faults.records import Planted
 from harness.diagnose.experiments.lengths import counts_of_steps
@@ -18,11 +20,60 @@ if TYPE_CHECKING:
     from engines.reference.model import Model
 
 
+LEAST, ERRORS = 0.05, 3.0
+"""What every fault costs at every severity, over the prompts of three seeds: such a share of the
+accepted drafts, and so many standard errors. Less is no collapse."""
+ORDINARY = 0.4
+"""A drafter whose first drafts are right this often is no collapse by itself: one that is only
+worse (`Fault.by_quality`) has to be worse than this."""
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fault takes of the accepted drafts: drafts a step, paired by prompt.
+
+    `share`: of those that are accepted without it. `errors`: how many of its own standard errors
+    the loss is; None where it has none. `first`: how often the first draft is accepted with it.
+    """
+
+    share: float
+    errors: float | None
+    first: float
+
+
+def cost(cases: Sequence[tuple[Planted, Planted]]) -> Cost:
+    """Each case without its fault and with it: over the prompts of all of them."""
+    from harness.analyse.statistics import t_quantile
+    from harness.diagnose.experiments.figures import paired_gain
+
+    right: list[tuple[float, float]] = []
+    wrong: list[tuple[float, float]] = []
+    firsts = steps = 0
+    for healthy, planted in cases:
+        right += [(sum(log), len(log)) for log in accepted_by_prompt(healthy)]
+        logs = accepted_by_prompt(planted)
+        wrong += [(sum(log), len(log)) for log in logs]
+        firsts += sum(count > 0 for log in logs for count in log)
+        steps += sum(map(len, logs))
+    usual = sum(a for a, _ in right) / sum(n for _, n in right)
+    lost, low, high = paired_gain(right, wrong)
+    error = None if low is None or high is None else (high - low) / 2
+    quantile = t_quantile(0.975, len(right) - 1)
+    return Cost(
+        share=lost / usual, errors=lost / error * quantile if error else None, first=firsts / steps
+    )
+
+
 def accepted(planted: Planted, *, dtype: str | None = None) -> DraftCounts:
     """Serve the case's prompts and pool what the engine says of its verify steps.
 
     With several rounds the last one counts.
     """
+    steps = [count for log in accepted_by_prompt(planted, dtype=dtype) for count in log]
+    return counts_of_steps(steps, planted.k)
+
+
+def accepted_by_prompt(planted: Planted, *, dtype: str | None = None) -> list[list[int]]:
+    """How many drafts each verify step accepted, by prompt."""
     from engines.reference.sampling import SamplingParams
 
     params = SamplingParams(
@@ -31,9 +82,7 @@ def accepted(planted: Planted, *, dtype: str | None = None) -> DraftCounts:
     with as_served(planted, dtype) as engine:
         for _ in range(planted.rounds):
             requests = engine.generate([list(prompt) for prompt in planted.prompts], params)
-    logs = [request.drafts for request in requests if request.drafts is not None]
-    steps = [count for log in logs for count in log.accepted]
-    return counts_of_steps(steps, planted.k)
+    return [[] if r.drafts is None else list(r.drafts.accepted) for r in requests]
 
 
 def share(counts: DraftCounts) -> float:

@@ -56,7 +56,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     `also`: causes beside `cause` and its family that count as right, as nothing seen from outside
     tells them apart in this case. `costs`: accepted drafts lost at the full severity, as a share of
     all drafts, at the least. `emulated`: the hook stands for what needs GPUs or several ranks.
-    `mendable`: `--fix` can restore it from what is left.
+    `mendable`: `--fix` can restore it from what is left. `by_quality`: nothing is otherwise but how
+    well the drafter predicts; no reading restores it, and it is expected to be accepted as little
+    as it is.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["mla", "llama"] = "mla"
     emulated: bool = False
     mendable: bool = False
+    by_quality: bool = False
 
     @property
     def right(self) -> frozenset[str]:

@@ -80,7 +80,7 @@ TRAINING: tuple[Fault, ...] = (
     _fault("trained_own_tokens", "trained_one_step", _of("own_tokens"), 0.02),
     _fault("trained_overfit", "overfit", _overfit, 0.1),
     _fault("trained_mixed", "trained_on_mixed_states", _of("mixed"), 0.1),
-    _fault("trained_little", "undertrained", _of("undertrained"), 0.1),
+    _fault("trained_little", "undertrained", _of("undertrained"), 0.1, by_quality=True),
     _fault("other_target", "other_target", _of_the_other_target, 0.1, engines=("reference",)),
     _fault("target_turned", "other_target", _turned, 0.1, severities=(1.0, 0.5)),
 )

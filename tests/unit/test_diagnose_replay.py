@@ -25,7 +25,7 @@ from drafters.spec import RopeSpec
 from engines.reference.engine import Engine
 from harness.diagnose.experiments.expected import expect
 from harness.diagnose.experiments.known import Knowledge, know
-from harness.diagnose.experiments.replay import replay
+from harness.diagnose.experiments.replay import _may_explain, replay
 from harness.diagnose.readings import AS_DECLARED, reading_of
 from harness.diagnose.records import ReadingFit, Replay
 
@@ -160,6 +160,20 @@ def test_a_drafter_read_otherwise_is_named(
     CHANGED[name](drafter, engine)
     trace = serve(engine, drafter, prompts(knowledge), max_tokens=TOKENS)
     assert_found(replay(knowledge, trace), name)
+
+
+@pytest.mark.parametrize(
+    ("odd", "given", "followed"), [(20, 4, True), (20, 3, False), (7, 0, True), (0, 0, True)]
+)
+def test_a_first_look_drops_no_reading_that_may_be_behind_some_calls(
+    odd: int, given: int, followed: bool
+) -> None:
+    """What goes wrong now and then is given by a reading that is wrong everywhere else."""
+    own = torch.ones(48, 3, dtype=torch.bool)
+    own[:odd, 1] = False
+    glimpse = torch.zeros(48, 3, dtype=torch.bool)
+    glimpse[:given] = True
+    assert _may_explain(glimpse, own) is followed
 
 
 def test_names_of_readings_come_back_as_they_are() -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.diagnose import selftest
+from harness.diagnose import planted, selftest
 from harness.diagnose.matrix import CaseResult, matrix_of, to_markdown
+from harness.diagnose.planted import Case, Wanted, cases_of
 from harness.diagnose.records import Diagnosis, Dossier, Ranked, Subject
-from harness.diagnose.selftest import Case, Wanted, cases_of, code_digest, judged
+from harness.diagnose.selftest import code_digest, judged
 from harness.errors import UsageError
 
 CASE = Case(
@@ -100,6 +101,51 @@ def test_a_pattern_takes_cases_by_their_fault_or_their_whole_name() -> None:
         cases_of(Wanted(only=("states_zeros",)))
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "both"),
+    [
+        ("layers_shifted", "states_zero", True),
+        ("states_zero", "layers_shifted", True),
+        ("layers_shifted", "none", False),
+        ("layers_shifted", "layers_order", False),
+        ("layers_shifted", None, None),  # what was called first is not in our power
+    ],
+)
+def test_of_two_faults_the_other_is_to_be_called_once_one_is_mended(
+    first: str, then: str | None, both: bool | None
+) -> None:
+    (case,) = cases_of(Wanted(only=("layers_plus_one+states_zero_decode",)))
+    assert len(case.parts) == 2 and set(case.right) == {c for part in case.parts for c in part}
+    found = judged(case, "reference", DOSSIER, diagnosis(first), "a-b", 2.0, then)
+    assert found.first and found.both is both
+    matrix = matrix_of("reference", [found], planned=1)
+    assert (matrix.both.hits, matrix.both.of) == (int(both is True), int(both is not None))
+    assert "the other was called then" in to_markdown(matrix)
+
+
+def test_what_was_called_after_mending_is_kept_while_the_first_call_stands(
+    tmp_path: Path,
+) -> None:
+    (case,) = cases_of(Wanted(only=("layers_plus_one+states_zero_decode",)))
+    evidence = code_digest().split("-")[0]
+    for name in ("cases", "dossiers"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "dossiers" / f"{case.name}.json").write_bytes(msgspec.json.encode(DOSSIER))
+    for first, kept in (("none", "states_zero"), ("layers_shifted", None)):
+        found = judged(
+            case,
+            "reference",
+            DOSSIER,
+            diagnosis(called=first),
+            f"{evidence}-old",
+            2.0,
+            "states_zero",
+        )
+        (tmp_path / "cases" / f"{case.name}.json").write_bytes(msgspec.json.encode(found))
+        anew = selftest._kept(tmp_path, case, code_digest())
+        assert anew is not None and (anew.called, anew.then) == ("none", kept)
+
+
 def test_only_what_an_engine_can_have_is_planted_there() -> None:
     named = {case.what for case in cases_of(Wanted(engine="vllm", seeds=1))}
     assert "layers_unnamed" in named
@@ -107,9 +153,9 @@ def test_only_what_an_engine_can_have_is_planted_there() -> None:
 
 
 def test_without_a_checkout_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(planted, "CHECKOUT", tmp_path)
     with pytest.raises(UsageError, match="works in a checkout"):
-        selftest.library()
+        planted.library()
 
 
 def test_a_kept_case_is_judged_anew_where_only_the_rules_changed(

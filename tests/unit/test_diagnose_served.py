@@ -33,7 +33,7 @@ from harness.diagnose.experiments.materialise import ascending, made_as, write_r
 from harness.diagnose.experiments.sampling import chances_of, sampled
 from harness.diagnose.experiments.target import dtype_of, parity, scores
 from harness.diagnose.readings import layers_reading
-from harness.diagnose.records import Subject
+from harness.diagnose.records import Proportion, Subject
 from harness.measure.logprobs import LogprobReader, NoLogprobs
 from harness.records import DraftCounts
 
@@ -171,13 +171,47 @@ def test_a_right_target_is_told_from_one_that_is_off_in_prefill_or_decode(
     assert prefill.rescored_gap == pytest.approx(0.5, abs=1e-5)
 
 
-def test_a_server_that_tells_no_log_probabilities_is_no_parity(knowledge: Knowledge) -> None:
-    class Silent:
-        def continued(self, prefix: list[int], tokens: int) -> None:
-            raise NoLogprobs("/generate answers 404")
+class Silent:
+    def continued(self, prefix: list[int], tokens: int) -> None:
+        raise NoLogprobs("/generate answers 404")
 
+
+def test_a_server_that_tells_no_log_probabilities_is_no_parity(knowledge: Knowledge) -> None:
     with pytest.raises(NoLogprobs, match="404"):
         parity(knowledge, cast(LogprobReader, Silent()))
+
+
+def answered(knowledge: Knowledge, **changes: Any) -> tuple[Question, Answered]:
+    text = knowledge.texts[0]
+    told: dict[str, Any] = {"token_ids": tuple(text.answer), **changes}
+    answer = Answered(
+        request="r", question="000", category=None, prompt_tokens=len(text.prompt), **told
+    )
+    return Question(name="000", token_ids=tuple(text.prompt)), answer
+
+
+def test_what_the_target_chose_otherwise_is_counted_apart_from_what_was_accepted(
+    knowledge: Knowledge,
+) -> None:
+    """Steps of two accepted drafts and a token of the target's own, behind the first token."""
+    answer = list(knowledge.texts[0].answer)
+    count = (len(answer) - 1) // 3
+    other = (answer[3] + 1) % 768  # the end of the first step
+    drafted = [*answer[:2], (answer[2] + 1) % 768, *answer[3:]]
+
+    def overruled(tokens: list[int], steps: tuple[int, ...] | None) -> Proportion:
+        one = answered(knowledge, token_ids=tuple(tokens), steps=steps)
+        found = parity(knowledge, cast(LogprobReader, Silent()), [one]).overruled
+        assert found is not None
+        return found
+
+    steps = (2,) * count
+    assert (overruled(answer, None).hits, overruled(answer, None).of) == (0, len(answer))
+    assert (overruled(answer, steps).hits, overruled(answer, steps).of) == (0, 1 + count)
+    assert overruled([*answer[:3], other, *answer[4:]], steps).hits >= 1
+    accepted = overruled(drafted[:3], (2,))
+    assert (accepted.hits, accepted.of) == (0, 1)  # what was accepted is no word of the target's
+    assert overruled(drafted[:3], None).hits == 1
 
 
 def test_vllms_auto_makes_bfloat16_of_float32_and_sglangs_float16(demo_pair: Path) -> None:

@@ -111,6 +111,10 @@ def test_a_healthy_drafter_wants_to_be_read_as_declared(knowledge: Knowledge) ->
     for fit in found.readings:
         assert fit.gain_low is None or fit.gain_low <= 0.02, fit
         reading_of(fit.reading)
+    assert found.unnormed_less is not None and found.unnormed_less < 0
+    for kept in (found.without_tokens, found.without_states):
+        assert kept is not None and kept.of == found.by_step[0].hits
+        assert kept.share is not None and kept.share < 0.7
     expected = expect(knowledge)
     assert own.acceptance == expected.acceptance
     assert expected.proof > 0.99 and expected.without_vocabulary_loss is None

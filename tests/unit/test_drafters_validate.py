@@ -120,6 +120,35 @@ def tiny_norm(folder: Path) -> None:
     rewrite(folder, norm__weight=torch.linspace(1e-8, 1e-6, HIDDEN))
 
 
+def norm_partly_one(folder: Path) -> None:
+    weight = torch.linspace(0.2, 4, HIDDEN)
+    weight[: HIDDEN // 2] = 1
+    rewrite(folder, norm__weight=weight)
+
+
+def test_a_norm_that_is_one_in_part_is_told(drafter: Path, target: Path) -> None:
+    norm_partly_one(drafter)
+    found = {f.code: f for f in validate(drafter, target)}
+    assert f"in {HIDDEN // 2} of {HIDDEN} places" in found["norm_partly_one"].what
+    assert found["norm_partly_one"].severity == "warning"
+
+
+def test_a_padded_latents_norm_is_not_told(demo_pair: Path) -> None:
+    found = validate(demo_pair / "drafter-mla", demo_pair / "target")
+    assert not [f.what for f in found if f.code == "norm_partly_one"]
+
+
+@pytest.mark.parametrize("moved", [0.1, 0.6])
+def test_ones_of_rounding_and_of_little_training_are_none(
+    drafter: Path, target: Path, moved: float
+) -> None:
+    """Weights that began as 1 and moved by some of bfloat16's steps; many not at all."""
+    steps = (torch.arange(HIDDEN) % 5 + 1) / 128
+    weight = torch.where(torch.arange(HIDDEN) < moved * HIDDEN, 1 + steps, 1.0)
+    rewrite(drafter, norm__weight=weight)
+    assert "norm_partly_one" not in {f.code for f in validate(drafter, target)}
+
+
 def random_embedding(folder: Path) -> None:
     generator = torch.Generator().manual_seed(9)
     rewrite(folder, embed_tokens__weight=torch.randn(VOCAB, HIDDEN, generator=generator))

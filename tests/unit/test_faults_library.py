@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from faults.engine import EXECUTION, SERVING, STATES
 from faults.library import COMPOUND, FAULTS, HEALTHY
-from faults.measure import accepted, share
+from faults.measure import ERRORS, LEAST, ORDINARY, accepted, cost, share
 from faults.pair import Pair
 from faults.planting import healthy
 from faults.records import Fault, Planted, Variant
@@ -77,6 +77,15 @@ def test_a_hook_leaves_nothing_behind(pair: Pair, usual: float, tmp_path: Path) 
     for name in ("refused", "target_rope", "states_branch"):
         accepted(few(FAULTS[name].plant(pair, tmp_path / name, 0, 1.0)))
     assert share(accepted(few(healthy(pair, 0)))) == usual
+
+
+def test_the_cost_of_a_fault_is_paired_by_prompt(pair: Pair, tmp_path: Path) -> None:
+    right = few(healthy(pair, 0))
+    nothing = cost([(right, right)])
+    assert (nothing.share, nothing.errors) == (0, None) and 0.6 < nothing.first < 1
+    refused = cost([(right, few(FAULTS["refused"].plant(pair, tmp_path, 0, 1.0)))])
+    assert 0.3 < refused.share < 0.8 and refused.errors is not None and refused.errors > ERRORS
+    assert refused.first == pytest.approx(nothing.first, abs=0.05)  # the first draft is not refused
 
 
 @pytest.mark.parametrize("name", ["mla_own_embeddings", "mla_turned", "mla_uneven_norm"])
@@ -175,3 +184,28 @@ def test_a_hook_of_vllm_changes_what_its_drafter_is_handed() -> None:
     assert Runner.drafter.propose(target_hidden_states=rows).tolist() == [[8, 16, 24], [32, 40, 48]]
     swap_vllm(Runner, share=1.0, seed=0)
     assert Runner.drafter.propose(target_hidden_states=rows).tolist() == [[32, 40, 48], [8, 16, 24]]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "fault",
+    [fault for fault in FAULTS.values() if "reference" in fault.engines],
+    ids=lambda fault: fault.name,
+)
+def test_at_every_severity_a_fault_costs_more_than_chance(fault: Fault, tmp_path: Path) -> None:
+    """The rule by which severities are chosen; docs/faults.md tells it."""
+    from faults.pair import find_pair
+
+    pair = find_pair(fault.kind)
+    for severity in fault.severities:
+        cases = []
+        for seed in SEEDS:
+            planted = fault.plant(pair, tmp_path / f"{severity:g}-{seed}", seed, severity)
+            right = healthy(pair, seed, k=planted.k, temperature=planted.temperature)
+            if fault.way != "prompts":
+                right = right.changed(prompts=planted.prompts)
+            cases.append((right, planted))
+        found = cost(cases)
+        assert found.share >= LEAST, (severity, found)
+        assert found.errors is not None and found.errors >= ERRORS, (severity, found)
+        assert not fault.by_quality or found.first < ORDINARY, (severity, found)

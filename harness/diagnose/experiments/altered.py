@@ -267,6 +267,16 @@ def _final_norm(of: Callable[[Eagle3Drafter, Knowledge], Tensor | None]) -> Chan
     return change
 
 
+def _by_head(made: Eagle3Drafter, _: Knowledge) -> Tensor:
+    """The norm's weights that make every column of the head, weighed by them, of one size.
+
+    A head is trained behind its norm, and takes back what that weighs unevenly: where weights of
+    the norm were lost, their columns still stand out.
+    """
+    size = made.lm_head.weight.norm(dim=0).clamp_min(1e-12)  # [H]
+    return (made.norm.weight.abs() * size).median() / size
+
+
 class _PlainScale(Eagle3Drafter):
     @property
     def scale(self) -> float:
@@ -344,6 +354,7 @@ _CHANGES: dict[str, Change] = {
     "rope pairs the other way": _other_pairs,
     "final norm of ones": _final_norm(lambda made, _: torch.ones_like(made.norm.weight)),
     "target's final norm": _final_norm(lambda _, known: known.engine.model.norm),
+    "final norm as the head's columns say": _final_norm(_by_head),
     "attention without residual": _as(_NoAttentionResidual),
     "mlp without residual": _as(_NoMlpResidual),
     "layer without residual": _as(_NoResidual),

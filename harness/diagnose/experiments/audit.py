@@ -42,6 +42,7 @@ _CAUSES: dict[str, str] = {
     "all_zero": "tensors_damaged",
     "constant": "tensors_damaged",
     "norm_out_of_range": "tensors_damaged",
+    "norm_partly_one": "tensors_damaged",
     "unreadable": "tensors_damaged",
     "target_size": "other_target",
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Literal
@@ -17,9 +18,13 @@ from harness.measure.logprobs import LogprobReader, NoLogprobs
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from harness.diagnose.experiments.asking import Answered, Question
+
 PROMPTS = 6
 TOKENS = 32
 FLOORS = {"float32": 0.005, "float16": 0.02}
+BEHIND = 3.0
+"""So many near-tie bounds behind the reference's likeliest token no rounding chooses another."""
 FLOOR_ELSE = 0.1
 """Median gaps in nats that two right computations in this type may have, kernels being others."""
 DType = Literal["float32", "float16", "bfloat16"]
@@ -32,20 +37,25 @@ _NAMES: dict[str, DType] = {
 _OF_FLOAT32 = {"vllm": "bfloat16", "sglang": "float16"}
 
 
-def parity(knowledge: Knowledge, reader: LogprobReader) -> TargetParity:
+def parity(
+    knowledge: Knowledge, reader: LogprobReader, answers: Sequence[tuple[Question, Answered]] = ()
+) -> TargetParity:
     """The engine against the reference on the knowledge's own prompts and texts.
 
-    Raises `NoLogprobs` where the server tells none at all.
+    `answers`: what the engine answered greedily, to which questions. Raises `NoLogprobs` where the
+    server tells no log-probabilities at all, and there are no answers.
     """
     dtype = dtype_of(knowledge.subject)
-    told = _Told(knowledge, near_tie_bound(dtype))
+    bound = near_tie_bound(dtype)
+    overruled = share_of(_overruled(knowledge, answers, BEHIND * bound))
+    told = _Told(knowledge, bound)
     why: NoLogprobs | None = None
     for number, text in enumerate(knowledge.texts[:PROMPTS]):
         try:
             told.text(str(number), text.prompt, text.answer, reader)
         except NoLogprobs as error:
             why = error
-    if not told.said and why is not None:
+    if not told.said and why is not None and overruled is None:
         raise why
     return TargetParity(
         prompt_gap=_middle(told.prompt),
@@ -53,7 +63,34 @@ def parity(knowledge: Knowledge, reader: LogprobReader) -> TargetParity:
         rescored_gap=_middle(told.rescored),
         argmax=share_of(told.argmax),
         floor=FLOORS.get(dtype, FLOOR_ELSE),
+        overruled=overruled,
     )
+
+
+def _overruled(
+    knowledge: Knowledge, answers: Sequence[tuple[Question, Answered]], bound: float
+) -> Iterator[tuple[str, bool]]:
+    """Each token that the target chose: whether the reference's is ahead by more than `bound`."""
+    for question, answer in answers:
+        whole = [*question.token_ids, *answer.token_ids]
+        if not answer.token_ids or len(whole) > knowledge.engine.max_len:
+            continue
+        expected = scores(knowledge, whole)[len(question.token_ids) - 1 :]
+        behind = expected.amax(-1) - expected.gather(1, _column(answer.token_ids))[:, 0]
+        for at in _chosen(answer):
+            yield question.name, behind[at].item() > bound
+
+
+def _chosen(answer: Answered) -> list[int]:
+    """Which of the tokens the target chose itself: those behind the accepted drafts of each step.
+
+    What a verification accepts wrongly is no word of the target's. All, where no steps are told.
+    """
+    count = len(answer.token_ids)
+    if answer.steps is None:
+        return list(range(count))
+    ends = itertools.accumulate((accepted + 1 for accepted in answer.steps), initial=0)
+    return [at for at in ends if at < count]
 
 
 class _Told:

@@ -32,6 +32,8 @@ FEW = 3
 """Texts of a first look."""
 WORSE = 0.3
 """Nats a token by which a set of layers is worse there than the checkpoint's, and left out."""
+APART = 7
+"""Places along the text from which another token is fed: no neighbour, and seldom the same."""
 SAMPLES = 12
 """Of the drafter's training."""
 
@@ -61,9 +63,15 @@ def want(knowledge: Knowledge) -> Wanted:
         fits.append(_fit(tried, base, knowledge, captured))
     fits.sort(key=lambda fit: -(fit.gain or 0.0))
     right = _right(base.drafts, captured)
+    tokens, states = _unread(knowledge, captured, base.drafts, slots)
+    less, less_low, _ = paired_gain(*_divergences(knowledge, captured, slots))
     return Wanted(
         readings=tuple(fits),
         unnormed_head=_unnormed_head(knowledge, captured, base.drafts, slots),
+        unnormed_less=less,
+        unnormed_less_low=less_low,
+        without_tokens=tokens,
+        without_states=states,
         by_step=_by_step(right, slots, after_wrong=False),
         own_tokens_by_step=_by_step(right, slots, after_wrong=True),
         trained=_trained(knowledge),
@@ -257,6 +265,49 @@ def _unnormed_head(
         hits.append(int(((drafts[row, at, 0] == wrong) & differs).sum()))
         of.append(int(differs.sum()))
     return proportion(hits, of)
+
+
+@torch.no_grad()
+def _unread(
+    knowledge: Knowledge, captured: Captured, drafts: Tensor, slots: Tensor
+) -> tuple[Proportion, Proportion]:
+    """Of the right first drafts those that stay right on other tokens, and on others' states."""
+    rows = len(captured.batch.ids)
+    foreign = msgspec.structs.replace(captured, aux=captured.aux.roll(1, dims=0))
+    index = slots.flatten().nonzero().flatten()
+    found = []
+    for batch, moved in ((captured, APART), (foreign, 0)):
+        run = Run(as_declared(knowledge), batch, index)
+        again = best(knowledge.drafter, run.step(run.text(0).roll(moved)))
+        true = shift(captured.batch.ids, 2).flatten()[index]
+        right = drafts[..., 0].flatten()[index] == true
+        row = index // captured.batch.ids.shape[1]
+        hits = torch.bincount(row[right & (again == true)], minlength=rows)
+        found.append(proportion(hits.tolist(), torch.bincount(row[right], minlength=rows).tolist()))
+    return found[0], found[1]
+
+
+@torch.no_grad()
+def _divergences(
+    knowledge: Knowledge, captured: Captured, slots: Tensor
+) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """KL(p || q) of the first drafts q, by text its sum and tokens, over the draft vocabulary.
+
+    p: the target's distribution, and what its head says of the last state without its norm.
+    """
+    drafter, model = knowledge.drafter, knowledge.engine.model
+    _, normed, _ = _first_step(as_declared(knowledge), captured, slots)
+    ids = drafter.to_target(torch.arange(drafter.spec.draft_vocab_size))
+    ids = ids.clamp(0, drafter.spec.vocab_size - 1)
+    found: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
+    parts = normed.split(slots.sum(1).tolist())  # the slots are in the order of the texts
+    for row, (text, part) in enumerate(zip(knowledge.texts, parts, strict=True)):
+        at = slots[row].nonzero().flatten() + 1
+        drafted = drafter.logits(part).float().log_softmax(-1)  # [T, D]
+        for sums, states in zip(found, (text.states.normed, text.states.inputs[-1]), strict=True):
+            target = model.logits(states[at])[:, ids].float().log_softmax(-1)
+            sums.append(((target.exp() * (target - drafted)).sum().item(), float(len(at))))
+    return found
 
 
 def _trained(knowledge: Knowledge) -> Length | None:

@@ -295,8 +295,11 @@ class Work:
         from harness.diagnose.experiments.target import parity
 
         known = self.known()
+        first = self._rounds.get("alone")
+        questions = {q.name: q for q in self.questions}
+        answers = [(questions[a.question], a) for a in first.ok] if first is not None else []
         with self.server().logprobs() as reader:
-            return parity(known, reader)
+            return parity(known, reader, answers)
 
     def make_sampling(self) -> Sampling:
         from harness.diagnose.experiments.sampling import sampled

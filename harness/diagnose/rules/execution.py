@@ -25,6 +25,8 @@ EXPLAINED = 0.5
 rule. What is not in the catalogue is met by none of its readings so often."""
 INHERITED = 0.2
 """The same of a reading that alone gives so many, where all others give what chance does."""
+ODD = 0.02
+"""Calls that are not all as declared: so many are near-ties of honest arithmetic."""
 BATCHES = ("proposals_other_request",)
 CACHES = ("drafter_cache", "kv_not_overwritten")
 LATER = ("recurrence", "drafter_graph")
@@ -79,22 +81,28 @@ def _looks(replay: Replay) -> int:
 
 
 def _stands_out(fit: ReadingFit, replay: Replay) -> bool:
-    """Whether a reading gives many of the calls in question, where no other cause's gives any such.
+    """Whether a reading gives many of the calls in question, and what they have is its own.
 
     Of rows that go wrong now and then the calls behind them inherit some right and some wrong ones:
-    a reading that is wrong throughout gives only the calls whose past is mostly wrong.
+    a reading that is wrong throughout gives only the calls whose past is mostly wrong. Either no
+    other cause's gives many of those calls, or this gives most, and surely more than each other
+    cause's does, call by call.
     """
     cause, looks = naming.cause_of_reading(fit.reading), _looks(replay)
     others = [
-        r.explains
+        r
         for r in replay.readings
         if not naming.is_declared(r.reading) and naming.cause_of_reading(r.reading) != cause
     ]
-    if cause is None or not others or not surely_above(fit.explains, INHERITED, looks=looks):
+    if cause is None or not others or not surely_above(fit.explains, INHERITED):
         return False
-    next_best = max(others, key=lambda p: rate(p) or 0.0)
-    alone = (rate(fit.explains) or 0.0) > 3 * (rate(next_best) or 0.0)
-    return alone and above(bare(fit.explains), bare(next_best), looks=looks)
+    share = rate(fit.explains) or 0.0
+    next_best = max((r.explains for r in others), key=lambda p: rate(p) or 0.0)
+    if share > 3 * (rate(next_best) or 0.0):
+        return above(bare(fit.explains), bare(next_best), looks=looks)
+    most = fit.beaten is None and share > EXPLAINED
+    # All of them have to be beaten: no chance is given to one of many.
+    return most and all(surely_above(bare(r.beaten), 0.5, fewest=1) for r in others)
 
 
 def held(fit: ReadingFit) -> Proportion | None:
@@ -111,11 +119,55 @@ def execution_points(dossier: Dossier) -> list[Point]:
     own = declared(replay)
     if own is None or right is None:
         return []
+    if right and surely_above(odd(replay), ODD):
+        return _hints(replay, own)
     if right:
         says = f"{counted(own.agreement)} proposals are the declared drafter's in float32"
         return [point(cause, -STRONG, says, NAME) for cause in of_stage("execution")]
     fits = better(replay)
-    return [*_named(replay, own, fits), *_tried(replay, own, fits), *_signatures(replay, own, fits)]
+    return [
+        *_named(replay, own, fits),
+        *([] if fits else _hints(replay, own)),
+        *_tried(replay, own, suspected(replay)),
+        *_signatures(replay, own, fits),
+    ]
+
+
+def suspected(replay: Replay | None) -> set[str]:
+    """Causes whose readings propose as the engine did, surely or, where none does, perhaps."""
+    own = None if replay is None else declared(replay)
+    if replay is None or own is None:
+        return set()
+    fits = better(replay)
+    if not fits:
+        return {p.cause for p in _hints(replay, own)}
+    return {cause for r in fits if (cause := naming.cause_of_reading(r.reading)) is not None}
+
+
+def odd(replay: Replay) -> Proportion | None:
+    """The calls whose proposals are not all the declared drafter's; None where that is not told."""
+    own = declared(replay)
+    calls = [p.of for p in (replay.first_call, replay.later_calls) if p is not None]
+    if own is None or own.explains is None or sum(calls) < own.explains.of:
+        return None
+    return Proportion(hits=own.explains.of, of=sum(calls))
+
+
+def _hints(replay: Replay, own: ReadingFit) -> list[Point]:
+    """Where nothing is certain: the readings that give most of the calls which are not as declared.
+
+    Most of all of these, or more than any other cause's reading does.
+    """
+    given = [r for r in replay.readings if known(r.explains) and naming.cause_of_reading(r.reading)]
+    given.sort(key=lambda r: -(rate(r.explains) or 0.0))
+    found: dict[str, Point] = {}
+    for at, fit in enumerate(given):
+        cause = naming.cause_of_reading(fit.reading)
+        others = [r for r in given if naming.cause_of_reading(r.reading) != cause]
+        ahead = at == 0 and bool(others) and above(bare(fit.explains), bare(others[0].explains))
+        if cause is not None and (ahead or (rate(fit.explains) or 0.0) > EXPLAINED):
+            found.setdefault(cause, point(cause, WEAK, _says(fit, own), NAME))
+    return list(found.values())
 
 
 def _named(replay: Replay, own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
@@ -160,9 +212,8 @@ def _explains(fit: ReadingFit, own: ReadingFit) -> bool:
     return one >= 0.95 or (1 - one) < 0.5 * (1 - other)
 
 
-def _tried(replay: Replay, own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:
+def _tried(replay: Replay, own: ReadingFit, good: set[str]) -> list[Point]:
     """Against causes whose readings were tried and propose otherwise than the engine did."""
-    good = {naming.cause_of_reading(r.reading) for r in fits}
     tried: dict[str, list[ReadingFit]] = {}
     for fit in replay.readings:
         cause = naming.cause_of_reading(fit.reading)

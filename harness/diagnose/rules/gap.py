@@ -126,8 +126,13 @@ def gap(dossier: Dossier) -> Gap:
 
 def same_text(dossier: Dossier) -> bool:
     """Whether the engine's answers are mostly the reference's own, and all is over one text."""
-    found = None if dossier.observed is None else dossier.observed.identical
-    return not sampled(dossier) and (rate(found) or 0.0) >= 0.8
+    return not sampled(dossier) and answers_alike(dossier) is True
+
+
+def answers_alike(dossier: Dossier) -> bool | None:
+    """Whether the engine's greedy answers are mostly the reference's own; None: not compared."""
+    found = None if dossier.observed is None else rate(dossier.observed.identical)
+    return None if found is None else found >= 0.8
 
 
 def at_one_k(one: Length | None, other: Length | None) -> tuple[Length | None, Length | None]:

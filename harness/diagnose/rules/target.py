@@ -19,6 +19,9 @@ RIGHT, WRONG = 0.97, 0.95
 """Share of generated tokens that must be the reference's argmax; near-ties are not counted."""
 FLOOR = 0.05
 """Gap of log-probabilities, in nats, that two honest computations may have; where none is told."""
+OVERRULED = 0.002
+"""Of greedy tokens so many may be behind the reference's choice by more than rounding explains: an
+expert that is chosen by a near-tie in one of the layers."""
 GAP = 3.0
 """So many times the floor is no honest computation's gap."""
 
@@ -27,6 +30,8 @@ def is_right(parity: TargetParity | None) -> bool | None:
     """Whether the engine's target is the reference's; None where that is open or not asked."""
     if parity is None:
         return None
+    if surely_above(parity.overruled, OVERRULED):
+        return False
     if known(parity.argmax):
         if surely_below(parity.argmax, WRONG):
             return False
@@ -67,6 +72,9 @@ def target_points(dossier: Dossier) -> list[Point]:
         return []
     right = is_right(parity)
     says = f"{counted(parity.argmax)} generated tokens are the reference's likeliest"
+    if parity.overruled is not None and parity.overruled.hits:
+        says += f"; {counted(parity.overruled)} tokens that it chose greedily are behind the "
+        says += "reference's choice by more than any rounding explains"
     gaps = _gaps(parity)
     if gaps:
         name, gap = max(gaps.items(), key=lambda item: (item[1], item[0]))

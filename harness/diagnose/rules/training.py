@@ -10,6 +10,7 @@ from harness.diagnose.rules.measures import (
     finite,
     known,
     lost,
+    number,
     percent,
     rate,
     shorter,
@@ -20,10 +21,10 @@ from harness.diagnose.rules.measures import (
 from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, of_stage, point
 
 NAME = "wanted"
-LOW = 0.5
-"""Published drafters have more than half of their first drafts accepted (facts of K2.5: from 0.6);
-one that has surely fewer than this learnt something else, or little."""
 GOOD_FIRST = 0.55
+UNREAD = 0.8
+"""Of a drafter's right first drafts so many stay right on tokens, or states, that it does not look
+at; one that does loses half of them, or near it."""
 UNNORMED = 0.25
 """Of a drafter's first drafts where the head's likeliest token without the norm is another than the
 target's: a drafter trained rightly draws so few of those."""
@@ -37,12 +38,17 @@ def is_low(dossier: Dossier) -> bool | None:
     first = readings.first_of_text(dossier)
     if not known(first):
         return None
-    return surely_below(first, LOW)
+    return surely_below(first, readings.LOW)
 
 
 def training_points(dossier: Dossier) -> list[Point]:
     """What the target's own text says of how the drafter was trained."""
-    found = [*_unnormed(dossier), *_one_step(dossier), *_overfit(dossier), *_other_target(dossier)]
+    found = [
+        *_unnormed(dossier),
+        *_one_step(dossier),
+        *_overfit(dossier),
+        *_other_target(dossier),
+    ]
     return [*found, *_low(dossier)]
 
 
@@ -56,15 +62,17 @@ def _low(dossier: Dossier) -> list[Point]:
     if not low:
         if not surely_above(first, GOOD_FIRST, looks=2):
             return []
-        own = ("trained_one_step", "trained_without_norm")  # these may leave a first draft right
+        own = {"trained_one_step", "trained_without_norm"}  # these may leave a first draft right
+        if unread(dossier) is not None:
+            own.add("trained_on_mixed_states")
         against = [c for c in of_stage("training") if c not in own]
         return [point(c, -STRONG, says, NAME) for c in (*against, "other_target")]
-    if readings.better(dossier):
+    if readings.mends(dossier):
         says += ", which another reading mends"
         return [point(c, -GOOD, says, NAME) for c in ("undertrained", "trained_on_mixed_states")]
-    tried = readings.is_best(dossier) is True
+    tried = readings.is_best(dossier) is not None
     if tried:
-        says += ", and no other reading of the drafter does better"
+        says += ", and no other reading makes a good drafter of it"
     weight = STRONG - 0.5 if tried else GOOD
     if _loops(dossier):
         weight -= WEAK  # on such text no drafter shows what it has learnt
@@ -88,26 +96,57 @@ def _loops(dossier: Dossier) -> bool:
 
 
 def _unnormed(dossier: Dossier) -> list[Point]:
+    """Two witnesses: tokens that differ without the norm, and the divergence over all of them."""
     found: Wanted | None = dossier.wanted
     drawn = None if found is None else found.unnormed_head
-    if drawn is None:
+    if found is None or drawn is None:
         return []
     says = f"{counted(drawn)} first drafts are what the target's head says without its final norm, "
     says += "where that is another token than the target's"
     first = readings.first_of_text(dossier)
     low = finite(drawn.low)  # over prompts, which few tokens hold to
     sure = surely_above(drawn, UNNORMED, fewest=1) and (low is None or low > UNNORMED)
-    if sure:  # a norm that is even leaves few such tokens
+    nearer = _nearer(found)
+    if nearer is not None:
+        says += f"; over all tokens they are {number(found.unnormed_less)} nats nearer to what the "
+        says += "head says without that norm"
+    if nearer is False or surely_below(drawn, UNNORMED):
+        return [point("trained_without_norm", -STRONG, says, NAME)]
+    if sure or (nearer and (rate(drawn) or 0.0) > 0.5):  # a norm that is even leaves few tokens
         # Such a drafter is right where both agree, and draws the other token where they do not.
         weight = DECISIVE if is_low(dossier) or above(drawn, _wrong(first)) else STRONG
         return [point("trained_without_norm", weight, says, NAME)]
-    if surely_below(drawn, UNNORMED):
-        return [point("trained_without_norm", -STRONG, says, NAME)]
     return []
+
+
+def _nearer(found: Wanted) -> bool | None:
+    """Whether the first drafts are nearer to the target's distributions without its norm.
+
+    None: neither is sure. Nearer alone says little, as a drafter that is surer of itself than the
+    target is nearer to sharper distributions as well; farther, it was not trained towards them.
+    """
+    less, low = finite(found.unnormed_less), finite(found.unnormed_less_low)
+    if less is None or low is None:
+        return None
+    return True if low > 0 else False if 2 * less - low < 0 else None  # the interval's other end
 
 
 def _wrong(first: Proportion | None) -> Proportion | None:
     return None if first is None else Proportion(hits=first.of - first.hits, of=first.of)
+
+
+def unread(dossier: Dossier) -> str | None:
+    """What the drafter does not look at: "tokens" or "states"; None: it does, or at neither.
+
+    One that learnt little looks at nothing.
+    """
+    found = dossier.wanted
+    if found is None:
+        return None
+    told = {"tokens": found.without_tokens, "states": found.without_states}
+    idle = [name for name, kept in told.items() if surely_above(kept, UNREAD)]
+    other = {"tokens": found.without_states, "states": found.without_tokens}
+    return idle[0] if len(idle) == 1 and surely_below(other[idle[0]], 0.5) else None
 
 
 def _one_step(dossier: Dossier) -> list[Point]:
@@ -128,6 +167,12 @@ def _one_step(dossier: Dossier) -> list[Point]:
         if "tensors_damaged" in _audited(dossier, "error"):
             says += "; and tensors of the layer that makes its states are lost"
             weights = {"tensors_damaged": STRONG, "trained_one_step": WEAK}
+            return [point(cause, weight, says, NAME) for cause, weight in weights.items()]
+        if (what := unread(dossier)) is not None:
+            kept_too = found.without_tokens if what == "tokens" else found.without_states
+            says += f"; {counted(kept_too)} right first drafts stay right on other {what}: it does "
+            says += "not look at them, as where states and tokens did not belong together"
+            weights = {"trained_on_mixed_states": STRONG + WEAK, "trained_one_step": WEAK}
             return [point(cause, weight, says, NAME) for cause, weight in weights.items()]
         weight = STRONG + (WEAK if kept < 0.55 else 0.0)
         return [point("trained_one_step", weight, says, NAME), *_own_tokens(found, limit)]

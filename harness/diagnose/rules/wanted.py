@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from harness.diagnose.records import Dossier, Length, Point, Proportion, ReadingFit, Wanted
@@ -20,12 +21,16 @@ from harness.diagnose.rules.measures import (
     rate,
     shorter,
     span,
+    surely_below,
 )
 from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, point
 
 NAME = "wanted"
 LAST_NORM = "norm norm.weight "
 """As the audit calls it."""
+LOW = 0.5
+"""Published drafters have more than half of their first drafts accepted (facts of K2.5: from 0.6);
+one that has surely fewer than this learnt something else, or little."""
 LEAST = 0.05
 """A reading must be accepted so much more, as a share of what it is accepted itself, to matter."""
 
@@ -76,7 +81,10 @@ def _surely(value: float | None, low: float | None, looks: int) -> bool:
 
 
 def better(dossier: Dossier) -> list[ReadingFit]:
-    """Readings that are accepted more than the checkpoint's own, the most accepted first."""
+    """Readings that are accepted more than the checkpoint's own, the most accepted first.
+
+    Of those that are accepted alike, the one by which the text is the likeliest.
+    """
     wanted = dossier.wanted
     if wanted is None:
         return []
@@ -85,8 +93,24 @@ def better(dossier: Dossier) -> list[ReadingFit]:
         r for r in wanted.readings if not naming.is_declared(r.reading) and _gains(r, own, looks(r))
     ]
     fits.sort(key=lambda r: (-_gain(r, own), r.reading))
-    plain = next((r for r in fits if not _is_searched(r) and _equal(r, fits[0], own)), None)
-    return fits if plain is None else [plain, *(r for r in fits if r is not plain)]
+    if not fits:
+        return []
+    equals = [r for r in fits if _equal(r, fits[0], own)]
+    if _loss(fits[0]) is not None:
+        first = min(equals, key=lambda r: _loss(r) or math.inf)
+    else:
+        first = next((r for r in equals if not _is_searched(r)), fits[0])
+    return [first, *(r for r in fits if r is not first)]
+
+
+def _loss(fit: ReadingFit) -> float | None:
+    """The loss on the text, by which equals are told apart; None for readings of the vocabulary.
+
+    Which of two readings is right shows in every token's probability, where their drafts are
+    mostly the same. A token that a reading has no draft id for is in no loss.
+    """
+    vocabulary = naming.cause_of_reading(fit.reading) == "vocabulary_map"
+    return None if vocabulary else finite(fit.loss)
 
 
 def _looks(dossier: Dossier) -> Callable[[ReadingFit], int]:
@@ -117,6 +141,16 @@ def _gain(fit: ReadingFit, own: Length | None) -> float:
 def _accepted(fit: ReadingFit) -> float:
     found = length(fit.acceptance)
     return found if found is not None else 1 + (finite(fit.gain) or 0.0)
+
+
+def mends(dossier: Dossier) -> bool:
+    """Whether another reading is better, and makes a drafter of it.
+
+    One that is bad by either is not read wrongly: of tensors that are spoiled one reading or the
+    other always spoils less.
+    """
+    fits = better(dossier)
+    return bool(fits) and not surely_below(first_rate(fits[0].acceptance), LOW)
 
 
 def is_best(dossier: Dossier) -> bool | None:
@@ -156,6 +190,7 @@ def _named(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
     best = fits[0]
     own = base(dossier)
     equals = [r for r in fits if _equal(r, best, own)]
+    mended = mends(dossier)
     rivals = {cause_in(dossier, r) for r in equals}
     if rivals <= set(naming.LAYERS):
         rivals = {cause_in(dossier, best)}  # neighbouring layers are alike; the best list counts
@@ -171,6 +206,9 @@ def _named(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
                 weight = GOOD
             weight += WEAK / 2 if fit is best else 0.0
         says = _says(fit, own)
+        if not mended:
+            weight = min(weight, GOOD)
+            says += ": a bad drafter by either"
         if fit.reading in engine_does:
             weight, says = WEAK, f"{says}; and that is how the engine runs it"
         found[cause] = point(cause, weight, says, NAME)
@@ -221,8 +259,7 @@ def _tried(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
     assert dossier.wanted is not None
     seen = {cause_in(dossier, r) for r in fits}
     seen |= {p.cause for p in _norm_of_ones(dossier, fits)}
-    if dossier.replay is not None:
-        seen |= {naming.cause_of_reading(r.reading) for r in execution.better(dossier.replay)}
+    seen |= execution.suspected(dossier.replay)
     if states.is_clean(dossier.states) is False:
         seen |= set(naming.LAYERS) | {c for c in _tried_causes(dossier) if c.startswith("states_")}
     own = base(dossier)
