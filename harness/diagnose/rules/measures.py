@@ -207,6 +207,12 @@ def first_rate(found: Length | None) -> Proportion | None:
     return Proportion(hits=found.counts.per_position[0], of=found.counts.drafts)
 
 
+def second_rate(found: Length | None) -> Proportion | None:
+    """How often the second draft is accepted where the first one was."""
+    positions = () if found is None else found.counts.per_position or ()
+    return Proportion(hits=positions[1], of=positions[0]) if len(positions) > 1 else None
+
+
 def percent(share: float | None) -> str:
     """A share for a sentence: 15%, 0.4%, 99.6%."""
     share = finite(share)

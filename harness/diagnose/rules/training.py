@@ -28,9 +28,6 @@ at; one that does loses half of them, or near it."""
 UNNORMED = 0.25
 """Of a drafter's first drafts where the head's likeliest token without the norm is another than the
 target's: a drafter trained rightly draws so few of those."""
-FALLS = 0.7
-"""A drafter trained over several steps keeps this much of its first conditional rate at the next
-one; one that was trained for a single step loses half."""
 
 
 def is_low(dossier: Dossier) -> bool | None:
@@ -45,6 +42,7 @@ def training_points(dossier: Dossier) -> list[Point]:
     """What the target's own text says of how the drafter was trained."""
     found = [
         *_unnormed(dossier),
+        *_unread(dossier),
         *_one_step(dossier),
         *_overfit(dossier),
         *_other_target(dossier),
@@ -149,6 +147,26 @@ def unread(dossier: Dossier) -> str | None:
     return idle[0] if len(idle) == 1 and surely_below(other[idle[0]], 0.5) else None
 
 
+def _unread(dossier: Dossier) -> list[Point]:
+    """A drafter that does not look at its tokens, or not at its states: neither fitted the other.
+
+    Alone that is no mark: from some targets' states the token can be told. Its later drafts rest on
+    its own tokens and states, and fall.
+    """
+    found, what = dossier.wanted, unread(dossier)
+    if found is None or what is None or len(found.by_step) < 2 or readings.mends(dossier):
+        return []
+    first, second = (rate(p) or 0.0 for p in found.by_step[:2])
+    if second >= readings.FALLS * first or "tensors_damaged" in _audited(dossier, "error"):
+        return []
+    kept = found.without_tokens if what == "tokens" else found.without_states
+    says = (
+        f"{counted(kept)} right first drafts stay right where the drafter is given other {what}, "
+    )
+    says += f"and at position 1 {counted(found.by_step[1])} are right: it does not look at them"
+    return [point("trained_on_mixed_states", STRONG + WEAK, says, NAME)]
+
+
 def _one_step(dossier: Dossier) -> list[Point]:
     """Whether later drafts fall as of a drafter that never saw states of its own making."""
     found = dossier.wanted
@@ -160,20 +178,16 @@ def _one_step(dossier: Dossier) -> list[Point]:
     kept = (rate(second) or 0.0) / (rate(first) or 1.0)
     says = f"of drafts whose forerunner was right, {counted(second)} are right at position 1 and "
     says += f"{counted(first)} at position 0"
-    limit = FALLS * (rate(first) or 0.0)
-    if kept < FALLS and surely_below(second, limit) and not surely_below(first, 0.2):
-        if readings.better(dossier):
+    limit = readings.FALLS * (rate(first) or 0.0)
+    if kept < readings.FALLS and surely_below(second, limit) and not surely_below(first, 0.2):
+        if readings.mends(dossier):
             return [point("trained_one_step", WEAK, f"{says}; another reading mends it", NAME)]
         if "tensors_damaged" in _audited(dossier, "error"):
             says += "; and tensors of the layer that makes its states are lost"
             weights = {"tensors_damaged": STRONG, "trained_one_step": WEAK}
             return [point(cause, weight, says, NAME) for cause, weight in weights.items()]
-        if (what := unread(dossier)) is not None:
-            kept_too = found.without_tokens if what == "tokens" else found.without_states
-            says += f"; {counted(kept_too)} right first drafts stay right on other {what}: it does "
-            says += "not look at them, as where states and tokens did not belong together"
-            weights = {"trained_on_mixed_states": STRONG + WEAK, "trained_one_step": WEAK}
-            return [point(cause, weight, says, NAME) for cause, weight in weights.items()]
+        if unread(dossier) is not None:  # later drafts rest on their tokens still more
+            return [point("trained_one_step", WEAK, says, NAME)]
         weight = STRONG + (WEAK if kept < 0.55 else 0.0)
         return [point("trained_one_step", weight, says, NAME), *_own_tokens(found, limit)]
     if surely_above(second, limit, looks=2):

@@ -19,6 +19,7 @@ from harness.diagnose.rules.measures import (
     number,
     percent,
     rate,
+    second_rate,
     shorter,
     span,
     surely_below,
@@ -31,6 +32,9 @@ LAST_NORM = "norm norm.weight "
 LOW = 0.5
 """Published drafters have more than half of their first drafts accepted (facts of K2.5: from 0.6);
 one that has surely fewer than this learnt something else, or little."""
+FALLS = 0.7
+"""A drafter trained over several steps keeps this much of its first conditional rate at the next
+one; one that was trained for a single step loses half."""
 LEAST = 0.05
 """A reading must be accepted so much more, as a share of what it is accepted itself, to matter."""
 
@@ -147,10 +151,13 @@ def mends(dossier: Dossier) -> bool:
     """Whether another reading is better, and makes a drafter of it.
 
     One that is bad by either is not read wrongly: of tensors that are spoiled one reading or the
-    other always spoils less.
+    other always spoils less; so it is with later drafts that were never trained.
     """
     fits = better(dossier)
-    return bool(fits) and not surely_below(first_rate(fits[0].acceptance), LOW)
+    if not fits:
+        return False
+    first, second = first_rate(fits[0].acceptance), second_rate(fits[0].acceptance)
+    return not surely_below(first, LOW) and not surely_below(second, FALLS * (rate(first) or 0.0))
 
 
 def is_best(dossier: Dossier) -> bool | None:
