@@ -178,13 +178,7 @@ def to_markdown(matrix: Matrix) -> str:
         f"- healthy variants without a fault called: {matrix.healthy}",
         f"- two faults at once, one of them called: {matrix.compound}; of those that could be "
         f"mended the other was called then: {matrix.both}",
-        *(
-            [
-                f"- seconds a case: {matrix.median_s:.0f} in the median, {matrix.longest_s:.0f} at most"
-            ]
-            if matrix.median_s is not None and matrix.longest_s is not None
-            else []
-        ),
+        *_times(matrix),
         "",
     ]
     for kind, title in (
@@ -197,6 +191,12 @@ def to_markdown(matrix: Matrix) -> str:
             lines += [f"## {title}", "", *_table(rows), ""]
     lines += ["## What was called, by the true cause", "", *_confusion(matrix.confusion), ""]
     return "\n".join(lines)
+
+
+def _times(matrix: Matrix) -> Iterable[str]:
+    if matrix.median_s is not None and matrix.longest_s is not None:
+        median, longest = matrix.median_s, matrix.longest_s
+        yield f"- seconds a case: {median:.0f} in the median, {longest:.0f} at most"
 
 
 def _table(rows: Sequence[Row]) -> Iterable[str]:
