@@ -143,5 +143,5 @@ def why_not_captured(
         try:
             from_index("sglang", indices, family, layers)
         except DrafterError as error:
-            return str(error)
+            return str(error).partition("; ")[0]  # the remedy is the gap's
     return None

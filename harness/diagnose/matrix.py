@@ -93,6 +93,8 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     """By the true cause: what was called, by how often. Cases of one fault at a time."""
     seeds: tuple[int, ...] = ()
     """Of the cases of faults that are done."""
+    median_s: float | None = None
+    longest_s: float | None = None
     schema: str = "1.0"
 
     @property
@@ -111,6 +113,7 @@ def matrix_of(engine: str, results: Sequence[CaseResult], *, planned: int) -> Ma
     for result in (*faults, *healthy):
         called = result.cause if result.first else result.called
         confusion.setdefault(result.cause, Counter())[called] += 1
+    times = sorted(r.took_s for r in results)
     return Matrix(
         engine=engine,
         planned=planned,
@@ -126,6 +129,8 @@ def matrix_of(engine: str, results: Sequence[CaseResult], *, planned: int) -> Ma
         rows=tuple(_rows(results)),
         confusion={cause: dict(called.most_common()) for cause, called in confusion.items()},
         seeds=tuple(sorted({r.seed for r in faults})),
+        median_s=times[len(times) // 2] if times else None,
+        longest_s=times[-1] if times else None,
     )
 
 
@@ -173,6 +178,7 @@ def to_markdown(matrix: Matrix) -> str:
         f"- healthy variants without a fault called: {matrix.healthy}",
         f"- two faults at once, one of them called: {matrix.compound}; of those that could be "
         f"mended the other was called then: {matrix.both}",
+        *_times(matrix),
         "",
     ]
     for kind, title in (
@@ -185,6 +191,12 @@ def to_markdown(matrix: Matrix) -> str:
             lines += [f"## {title}", "", *_table(rows), ""]
     lines += ["## What was called, by the true cause", "", *_confusion(matrix.confusion), ""]
     return "\n".join(lines)
+
+
+def _times(matrix: Matrix) -> Iterable[str]:
+    if matrix.median_s is not None and matrix.longest_s is not None:
+        median, longest = matrix.median_s, matrix.longest_s
+        yield f"- seconds a case: {median:.0f} in the median, {longest:.0f} at most"
 
 
 def _table(rows: Sequence[Row]) -> Iterable[str]:

@@ -345,7 +345,32 @@ CHECKPOINTS: tuple[Fault, ...] = (
         0.1,
         engines=("vllm", "sglang"),
     ),
-    _fault("layers_other", "layers_other", _other_layers, 0.1, severities=TWO, mendable=True),
+    _fault(
+        "layers_other",
+        "layers_other",
+        _other_layers,
+        0.1,
+        severities=TWO,
+        engines=NOT_SGLANG,
+        mendable=True,
+    ),
+    # SGLang reads layers that begin with 1 one later, whatever is written: two faults at once
+    _fault(
+        "layers_from_one",
+        "layers_shifted",
+        _other_layers,
+        0.05,
+        engines=("sglang",),
+        also=("layers_other",),
+    ),
+    _fault(
+        "layers_from_two",
+        "layers_other",
+        _other_layers,
+        0.05,
+        severities=(0.5,),
+        engines=("sglang",),
+    ),
     _fault(
         "fc_permuted",
         "layers_order",

@@ -136,7 +136,7 @@ def _variants() -> Iterator[Variant]:
         yield _variant(f"{kind}_own_embeddings", _served(_own_embeddings), kind=kind, engines=own)
         yield _variant(f"{kind}_turned", _served(_turned), kind=kind, engines=real)
         yield _variant(f"{kind}_uneven_norm", _served(_uneven), kind=kind, engines=real)
-        yield _variant(f"{kind}_fp8_weights", _fp8, kind=kind)
+        yield _variant(f"{kind}_fp8_weights", _fp8, kind=kind, engines=real)
         yield _variant(f"{kind}_context_300", _long(300), kind=kind, minutes=0.5, engines=real)
         for batch in (1, 2, 16):
             yield _variant(f"{kind}_batch_{batch}", _served(concurrency=batch), kind=kind)

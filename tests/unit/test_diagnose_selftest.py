@@ -79,6 +79,7 @@ def test_the_matrix_counts_what_was_called_instead() -> None:
     assert matrix.confusion["states_zero"] == {"states_zero": 1, "rope": 1, "unknown": 1}
     text = to_markdown(matrix)
     assert "3 of 9 done" in text
+    assert "seconds a case: 2 in the median, 2 at most" in text
     assert 'otherwise: "unknown" 1, "none" 0, a wrong name 1' in text
     assert "| states_zero | 1 | states_zero | 1/3 | 1/3 | rope 1, unknown 1 | 2 |" in text
 
