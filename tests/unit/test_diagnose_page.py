@@ -14,6 +14,7 @@ from diagnose_any import DOSSIERS
 from hypothesis import HealthCheck, given, settings
 
 from harness.diagnose.causes import CAUSES
+from harness.diagnose.page.figures import waterfall
 from harness.diagnose.page.markdown import to_markdown
 from harness.diagnose.page.page import render_page
 from harness.diagnose.records import Diagnosis, Dossier, Share
@@ -81,6 +82,27 @@ def test_every_figure_is_there_and_says_what_it_shows() -> None:
     assert "observed 1.44" in labels["waterfall"]
     assert "slot 0 is nearest to hidden[3]" in labels["match-matrix"]
     assert all(re.search(r"\d", label) for label in labels.values())
+
+
+def test_a_figure_hatches_no_loss_that_it_writes_as_none() -> None:
+    diagnosis = conclude(made.healthy())
+    for amount, hatched in ((0.004, False), (0.006, True)):
+        steps = (
+            Share(name="expected", length=2.0, lost=None),
+            Share(name="observed", length=2.0 - amount, lost=amount),
+        )
+        drawn = waterfall(made.healthy(), made.times(diagnosis, waterfall=steps))
+        assert drawn is not None
+        assert ("<pattern" in drawn.svg) is hatched
+
+
+def test_a_figure_says_how_many_steps_each_of_its_lines_is_of() -> None:
+    dossier = made.healthy()
+    assert dossier.observed is not None and dossier.expected is not None
+    page, _ = told(dossier)
+    for name, found in (("expected", dossier.expected), ("observed", dossier.observed)):
+        assert f"{name}, {found.acceptance.counts.drafts:,d} steps" in page
+    assert f"(n = {dossier.observed.acceptance.counts.drafts:,d} steps observed)" in page
 
 
 def test_foreign_text_is_escaped() -> None:

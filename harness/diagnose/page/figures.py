@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 KEPT, LOST = style.SERIES[1], style.VERDICT["worse"]
+LEAST_LOST = 0.005
+"""Tokens a step below which the figures say 0.00, and so nothing is drawn."""
 MOST_CELLS = 40
 """Columns of the matrix up to which each cell's figure is written into it."""
 MOST_COLUMNS = 160
@@ -34,16 +36,17 @@ def waterfall(dossier: Dossier, diagnosis: Diagnosis) -> Plot | None:
     steps = diagnosis.waterfall
     if len(steps) < 2:
         return None
-    seen = gap.observed_of(dossier) or (dossier.expected and dossier.expected.acceptance)
-    drafts = seen.counts.drafts if seen else 0
+    observed = gap.observed_of(dossier)
+    seen = observed or (dossier.expected and dossier.expected.acceptance)
+    drafts, what = seen.counts.drafts if seen else 0, "observed" if observed else "expected"
     figure, (ax,) = style.new_figure(1, 1, (9.6, 1.3 + 0.42 * len(steps)))
     widest = max(step.length for step in steps)
     for row, step in enumerate(steps):
         ax.barh(row, step.length, color=KEPT, height=0.62, alpha=0.75)
-        if step.lost is not None and step.lost > 0:
-            (bar,) = ax.barh(row, step.lost, left=step.length, height=0.62, facecolor="none")
+        gone = step.lost if step.lost is not None and abs(step.lost) >= LEAST_LOST else None
+        if gone is not None and gone > 0:
+            (bar,) = ax.barh(row, gone, left=step.length, height=0.62, facecolor="none")
             bar.set(edgecolor=LOST, hatch="///")
-        gone = step.lost if step.lost is not None and abs(step.lost) >= 0.005 else None
         lost = "" if gone is None else f" ({-gone:+.2f})"
         at = max(step.length, step.length + (step.lost or 0.0))
         text = f"{step.length:.2f}{lost}"
@@ -54,7 +57,7 @@ def waterfall(dossier: Dossier, diagnosis: Diagnosis) -> Plot | None:
     ax.grid(axis="x", visible=True)
     ax.grid(axis="y", visible=False)
     _break_even(ax, dossier, widest)
-    ax.set_xlabel(f"tokens a verify step (n = {drafts:,d} steps)")
+    ax.set_xlabel(f"tokens a verify step (n = {drafts:,d} steps {what})")
     ax.set_title("Acceptance from stage to stage")
     told = ", ".join(f"{s.name} {s.length:.2f}" for s in steps)
     return style.finished(
@@ -85,7 +88,11 @@ def profile(dossier: Dossier) -> Plot | None:
         ("on the engine's states", dossier.replay.on_engine_states if dossier.replay else None),
         ("observed", gap.observed_of(dossier)),
     ]
-    known = [(name, pooled) for name, found in named if (pooled := _pooled(found)) is not None]
+    known = [
+        (f"{name}, {pooled.drafts:,d} steps", pooled)
+        for name, found in named
+        if (pooled := _pooled(found)) is not None
+    ]
     return acceptance(known) if known else None
 
 
