@@ -150,8 +150,8 @@ def _not_finite(dossier: Dossier) -> list[Point]:
     Where nothing is lost they are in no row that was used, and a hint like others of the audit.
     """
     found = training.not_finite(dossier)
-    lost_ = training.is_low(dossier) or gap.gap(dossier).there or _accepts_nothing(dossier)
-    if not found or not lost_:
+    costs = training.is_low(dossier) or gap.gap(dossier).there or _accepts_nothing(dossier)
+    if not found or not costs:
         return []
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     says = f"{'; '.join(found[:3])}{more} (not_finite)"

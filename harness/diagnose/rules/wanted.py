@@ -16,7 +16,6 @@ from harness.diagnose.rules.measures import (
     first_rate,
     length,
     lost,
-    number,
     percent,
     rate,
     second_rate,
