@@ -95,6 +95,7 @@ def test_another_text_that_is_accepted_alike_excludes_only_where_both_are_known(
 ) -> None:
     rates = (0.25, 0.08, 0.02)
     found = made.badly_trained(rates, **{field: made.length(rates, spread=spread)})
+    assert found.wanted
     own = next(r for r in found.wanted.readings if r.reading == AS_DECLARED)
     fits = [r for r in found.wanted.readings if r is not own]
     near = made.times(own, acceptance=made.length(rates, spread=spread / 4))

@@ -268,8 +268,9 @@ def _without_norm(
 ) -> tuple[Proportion, float, float | None]:
     """First drafts beside what the head says of the last state without its norm.
 
-    Those that it draws so, of slots where that is not the target's token. And by how much KL(p || q)
-    of the drafts' q is less for such a p than for the target's own, over the draft vocabulary.
+    Those that it draws so, of slots where that is not the target's token. And by how much
+    KL(p || q) of the drafts' q is less for such a p than for the target's own, over the draft
+    vocabulary.
     Slot t drafts token t + 2, which the target draws from its state at t + 1.
     """
     drafter, model, known = knowledge.drafter, knowledge.engine.model, drafted(knowledge)

@@ -235,7 +235,7 @@ def number(value: float | None, decimals: int = 2) -> str:
 
 
 def span(found: Length | None) -> str:
-    """An acceptance length with its interval: 2.18 (2.05 to 2.31); by the counts if none is told."""
+    """A length with its interval: 2.18 (2.05 to 2.31); by its counts if none is told."""
     value = length(found)
     if found is None or value is None:
         return "unknown"

@@ -1,9 +1,9 @@
 """Whether what was looked at could have shown a cause: where it could not, silence says nothing.
 
-Every rule that speaks against a cause because nothing of it was seen asks here first. There is power
-where the whole interval lies on this side of the least that would matter: `LEAST` of the accepted
-drafts for what costs acceptance, a stated share for what shows in calls or rows. Where there is
-none the cause is told with a point of no weight: it stays possible.
+Every rule that speaks against a cause because nothing of it was seen asks here first. There is
+power where the whole interval lies on this side of the least that would matter: `LEAST` of the
+accepted drafts for what costs acceptance, a stated share for what shows in calls or rows. Where
+there is none the cause is told with a point of no weight: it stays possible.
 """
 
 from __future__ import annotations
