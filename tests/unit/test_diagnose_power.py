@@ -348,3 +348,13 @@ def test_nothing_lies_between_what_was_not_expected_and_what_was_observed() -> N
     sure = made.toggled(Dossier(subject=whole.subject, observed=few), "a", "rope", 0.5, 1.0, "b")
     two = conclude(made.toggled(sure, "b", "template", 0.5, 1.0, "b"))
     assert two.stage is not None and "nothing was expected" in two.stage
+
+
+def test_a_hint_of_the_files_is_not_named_by_prompts_that_cannot_tell() -> None:
+    """Layer ids off by one on prompts that the drafter was never trained for."""
+    low = off_by_one(made.badly_trained((0.25, 0.08, 0.02)), 0.02, 0.1)
+    hinted = made.audited(low, "layers_shifted", "warning")
+    found = conclude(hinted)
+    assert found.cause in ("undertrained", "trained_on_mixed_states")
+    assert ranked(hinted, "layers_shifted").strength == "possible"
+    assert "layers_shifted as well" in found.verdict

@@ -79,7 +79,9 @@ def _low(dossier: Dossier) -> list[Point]:
         weight -= WEAK  # on such text no drafter shows what it has learnt
     found = {"undertrained": weight, "trained_on_mixed_states": weight - WEAK}
     found |= {"tensors_damaged": WEAK, "other_target": WEAK}
-    found |= {cause: max(GOOD, found.get(cause, 0.0)) for cause in _audited(dossier)}
+    # What the files point to explains it, unless its own readings leave the drafter bad.
+    hinted = _audited(dossier) - readings.tried_causes(dossier)
+    found |= {cause: max(GOOD, found.get(cause, 0.0)) for cause in hinted}
     return [point(cause, weight, says, NAME) for cause, weight in sorted(found.items())]
 
 

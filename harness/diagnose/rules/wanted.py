@@ -285,6 +285,11 @@ def _tried(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
     return found
 
 
+def tried_causes(dossier: Dossier) -> set[str]:
+    """The causes whose readings were tried with enough text."""
+    return set() if dossier.wanted is None else set(_tried_causes(dossier))
+
+
 def _causes_of(dossier: Dossier, fit: ReadingFit) -> set[str]:
     """Every cause that a reading would speak for: its own, and what it is on this checkpoint."""
     causes = {naming.cause_of_reading(fit.reading), cause_in(dossier, fit)}
