@@ -41,6 +41,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """The target that the drafter was trained for, where its owner names another folder."""
     trained_on: str | None = None
     """A folder of the drafter's training samples, where it is there: tells overfitting."""
+    dataset: str | None = None
+    """Where the prompts are from, as the plan's `workload.dataset` names it; None: not told."""
 
 
 class Proportion(msgspec.Struct, frozen=True, kw_only=True):
@@ -349,6 +351,8 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     score: float
     evidence_for: tuple[str, ...]
     evidence_against: tuple[str, ...]
+    undecided: tuple[str, ...] = ()
+    """What was looked at and could not tell: it bears neither way."""
     settles: str | None = None
     """The experiment that would settle it next."""
     remedy: str = ""

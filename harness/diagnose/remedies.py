@@ -9,6 +9,7 @@ target's text, "replay": against the engine's proposals, "states": seen in the s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from harness.diagnose.causes import CAUSES
@@ -17,6 +18,11 @@ from harness.diagnose.rules import execution, naming, states, wanted
 
 FLAGS = ("norm_output", "norm_before_residual")
 """Causes that are a switch of the checkpoint's config of the same name."""
+BUILTIN = "builtin"
+"""The plan's name of the small mix of prompts that is asked where nobody names others."""
+OWN_PROMPTS = "ask the prompts that the drafter is for (--set workload.dataset=FILE)"
+PRONOUNS = {"it", "them", "the", "a", "to"}
+"""Words without which two alternatives are compared."""
 
 
 def details_of(dossier: Dossier, cause: str) -> dict[str, str]:
@@ -73,8 +79,40 @@ def remedy_of(dossier: Dossier, cause: str, details: dict[str, str]) -> str:
     """The remedy with the names and numbers of this case; `details` as of `details_of`."""
     change = _change(dossier, cause, details)
     told = CAUSES[cause].remedy if change is None else change
-    audit = details.get("audit")
-    return f"{told}; {audit}" if audit and audit not in told else told
+    if is_of_the_text(cause) and asked_builtin(dossier):
+        told = f"{OWN_PROMPTS}; {told}"
+    for advice in details.get("audit", "").split("; "):
+        new = _unsaid(advice, told)
+        told = f"{told}; {new}" if new else told
+    return told
+
+
+def is_of_the_text(cause: str) -> bool:
+    """Whether a cause says what the drafter is on the prompts that were asked, and on no others."""
+    return CAUSES[cause].family == "trained_badly"
+
+
+def asked_builtin(dossier: Dossier) -> bool:
+    """Whether the prompts are those that are asked where nobody names others."""
+    return dossier.subject.dataset == BUILTIN
+
+
+def prompts_of(dossier: Dossier) -> str:
+    """The prompts that were asked, in words."""
+    asked = dossier.subject.dataset
+    if asked is None:
+        return "the prompts that were asked"
+    return "the built-in mix of prompts" if asked_builtin(dossier) else f"the prompts of {asked}"
+
+
+def _unsaid(advice: str, told: str) -> str:
+    """The alternatives of an advice that were not told already, if in other words."""
+    words = _words(told)
+    return ", or ".join(a for a in advice.split(", or ") if not _words(a) <= words)
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower())) - PRONOUNS
 
 
 def _change(dossier: Dossier, cause: str, details: dict[str, str]) -> str | None:

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 
 from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, kin
 from harness.diagnose.records import Dossier, Length, Ranked
+from harness.diagnose.remedies import is_of_the_text, prompts_of
 from harness.diagnose.rules import gap, training, wanted
 from harness.diagnose.rules.located import made, wanted_ones
-from harness.diagnose.rules.measures import finite, first_rate, length, number, percent, rate
+from harness.diagnose.rules.measures import finite, first_rate, length, number, percent, rate, span
 from harness.errors import one_line
 
 NOT_NEEDED = "not needed"
 """How the reason begins why an experiment was left out that could have changed nothing."""
 SAMPLED = ("strict_rejection", "greedy_drafts_sampled")
+OF_DRAFTER = ("checkpoint", "training")
+MOST_NAMES = 4
+"""So many causes are named of which nothing can be told."""
 SURELY = {
     "certain": "The cause",
     "likely": "Probably the cause",
@@ -32,9 +36,24 @@ def sentence(dossier: Dossier, cause: str, stage: str | None, ranked: Sequence[R
     first = ranked[0]
     others = ", or ".join(CAUSES[name].title for name in kin(cause))
     what = first.title + (f" (not to be told from: {others})" if others else "")
-    cost = _cost_of(dossier, cause)
-    parts = [f"{SURELY[first.strength]}: {what}", *cost, f"remedy: {first.remedy}"]
-    return "; ".join(parts) + "."
+    parts = [f"{SURELY[first.strength]}: {what}", *_cost_of(dossier, cause)]
+    if is_of_the_text(cause):
+        parts += [f"that holds for {prompts_of(dossier)} alone", *_cannot_tell(ranked[1:])]
+    return "; ".join([*parts, f"remedy: {first.remedy}"]) + "."
+
+
+def _cannot_tell(ranked: Sequence[Ranked]) -> list[str]:
+    """The causes of a drafter that predicts badly of which these prompts say nothing."""
+    names = [
+        r.cause
+        for r in ranked
+        if r.undecided and r.strength == "possible" and CAUSES[r.cause].stage in OF_DRAFTER
+    ]
+    if not names:
+        return []
+    told = names if len(names) <= MOST_NAMES else [*names[:MOST_NAMES], "others"]
+    listed = " or ".join([", ".join(told[:-1]), told[-1]] if len(told) > 1 else told)
+    return [f"these prompts cannot tell whether it is {listed} as well"]
 
 
 def _cost_of(dossier: Dossier, cause: str) -> list[str]:
@@ -51,21 +70,21 @@ def _cost_of(dossier: Dossier, cause: str) -> list[str]:
 def _cost(dossier: Dossier) -> list[str]:
     """What is lost: against what the checkpoint promises, or against what the drafter could do."""
     found = gap.gap(dossier)
-    seen, expected = length(found.observed), length(found.expected)
+    now, before = found.observed, found.expected
     could = wanted.better(dossier)
     best = could[0].acceptance if could else None
-    if best is not None and (length(best) or 1.0) > max(expected or 1.0, 1.0):
-        expected = length(best)
-        seen = seen if seen is not None else length(wanted.base(dossier))
+    if best is not None and (length(best) or 1.0) > max(length(before) or 1.0, 1.0):
+        now, before = now if length(now) is not None else wanted.base(dossier), best
+    seen, expected = length(now), length(before)
     if seen is None or expected is None or (found.there is None and best is None):
         return []
     if seen >= expected:
-        return [f"{number(seen)} tokens a step are accepted, and {number(expected)} were expected"]
+        return [f"{span(now)} tokens a step are accepted, and {span(before)} were expected"]
     k = max(dossier.subject.k, 1)
     lost = percent((expected - seen) / (expected - 1)) if expected > 1 else "none"
     return [
-        f"it costs {lost} of the accepted drafts, {number(seen)} tokens a step instead of "
-        f"{number(expected)} ({percent((seen - 1) / k)} of the drafts instead of "
+        f"it costs {lost} of the accepted drafts, {span(now)} tokens a step instead of "
+        f"{span(before)} ({percent((seen - 1) / k)} of the drafts instead of "
         f"{percent((expected - 1) / k)}, k = {k})" + _break_even(dossier, seen, expected)
     ]
 
@@ -81,7 +100,7 @@ def _sampled_cost(dossier: Dossier, cause: str) -> list[str]:
         return []
     return [
         f"it costs {percent((could - seen) / (could - 1))} of the accepted drafts at temperature "
-        f"{found.temperature:g}, {number(seen)} tokens a step instead of {number(could)}"
+        f"{found.temperature:g}, {span(found.observed)} tokens a step instead of {number(could)}"
     ]
 
 
@@ -149,6 +168,11 @@ def _depth(dossier: Dossier, *found: Length | None) -> int:
 
 
 def _unknown(dossier: Dossier, stage: str | None, ranked: Sequence[Ranked]) -> str:
+    if stage is None:
+        left = _left_out(dossier)
+        return "Nothing can be said: too few verify steps were seen" + (
+            f" (not looked at: {left})." if left else "."
+        )
     where = f"The fault lies {stage}"
     leaders = [r for r in ranked if r.score > 1][:2]
     if len(leaders) == 2 and leaders[0].score - leaders[1].score < 1:
@@ -157,6 +181,8 @@ def _unknown(dossier: Dossier, stage: str | None, ranked: Sequence[Ranked]) -> s
         why = f"what fits best, and not well enough to be named, is that {leaders[0].title}"
     else:
         why = "none of the known causes fits"
+    open_: list[str] = []
     if training.is_low(dossier):
         why = f"{wanted.told_first(dossier)}; {why}"
-    return "; ".join([where, why, *_cost(dossier)]) + "."
+        open_ = _cannot_tell(ranked)
+    return "; ".join([where, why, *_cost(dossier), *open_]) + "."

@@ -219,6 +219,7 @@ def _subject(prepared: Prepared, asked: Asked) -> Subject:
         run=str(asked.run.resolve()) if asked.run else None,
         trained_target=str(asked.trained_target.resolve()) if asked.trained_target else None,
         trained_on=str(asked.trained_on.resolve()) if asked.trained_on else None,
+        dataset=plan.workload.dataset,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, kin
 from harness.diagnose.records import Diagnosis, Dossier, Point, Ranked, Strength
-from harness.diagnose.remedies import details_of, remedy_of
+from harness.diagnose.remedies import OWN_PROMPTS, asked_builtin, details_of, remedy_of
 from harness.diagnose.rules import gap, states, training, verification, wanted
 from harness.diagnose.rules.located import located, looked_at, not_made, seen_enough, troubled
 from harness.diagnose.rules.points import points
@@ -28,7 +28,8 @@ def conclude(dossier: Dossier) -> Diagnosis:
     found = points(dossier)
     ranked = rank(dossier, found)
     cause = _cause(dossier, ranked, found)
-    stage = located(dossier) if cause == UNKNOWN else None
+    wrong = cause == UNKNOWN and troubled(dossier, found)  # else too little was seen
+    stage = located(dossier) if wrong else None
     return Diagnosis(
         verdict=sentence(dossier, cause, stage, ranked),
         cause=cause,
@@ -66,6 +67,7 @@ def _ranked(dossier: Dossier, cause: str, found: list[Point]) -> Ranked:
         score=score,
         evidence_for=tuple(dict.fromkeys(p.says for p in by_weight if p.weight > 0)),
         evidence_against=tuple(dict.fromkeys(p.says for p in by_weight if p.weight < 0)),
+        undecided=tuple(dict.fromkeys(p.says for p in by_weight if p.weight == 0)),
         settles=told.settles or None,
         remedy=remedy,
         details=details,
@@ -131,8 +133,7 @@ def decided(dossier: Dossier) -> bool:
     if diagnosis.cause == UNKNOWN:
         return False
     if diagnosis.cause == NONE:
-        told = "target" not in not_made(dossier) or gap.answers_alike(dossier) is not False
-        return looked_at(dossier) and told and states.is_clean(dossier.states) is not False
+        return looked_at(dossier) and states.is_clean(dossier.states) is not False
     first = diagnosis.ranked[0]
     strongest = _measured(points(dossier), first.cause)
     return first.strength == "certain" and lead(diagnosis.ranked) >= 2.0 and strongest >= STRONG
@@ -143,9 +144,11 @@ def _next(dossier: Dossier, cause: str, ranked: Sequence[Ranked]) -> tuple[str, 
     missing = [f"make the experiment {name}" for name in not_made(dossier)]
     if cause == NONE:
         return tuple(missing)
-    leaders = [r for r in ranked if r.score > 0][:3]
+    leaders = [r for r in ranked if r.score > 0 and r.evidence_for][:3]
     if cause != UNKNOWN and ranked[0].strength == "certain":
         fixable = CAUSES[cause].fixable
         return ("write the corrected copy with --fix, and diagnose it",) if fixable else ()
     settling = [f"{r.title}: {r.settles}" for r in leaders if r.settles]
+    if training.is_low(dossier) and asked_builtin(dossier):
+        settling.insert(0, OWN_PROMPTS)
     return (*settling, *(missing if cause == UNKNOWN else ()))

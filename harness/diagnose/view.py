@@ -33,6 +33,7 @@ class CauseRow:
     score: str
     evidence_for: tuple[str, ...]
     evidence_against: tuple[str, ...]
+    undecided: tuple[str, ...]
     settles: str
     remedy: str
 
@@ -142,6 +143,7 @@ def _cause_row(ranked: Ranked) -> CauseRow:
         score=f"{ranked.score:+.1f}",
         evidence_for=tuple(one_line(s, 400) for s in ranked.evidence_for),
         evidence_against=tuple(one_line(s, 400) for s in ranked.evidence_against),
+        undecided=tuple(one_line(s, 400) for s in ranked.undecided),
         settles=ranked.settles or "",
         remedy=one_line(ranked.remedy, 800),
     )

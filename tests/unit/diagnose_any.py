@@ -55,10 +55,14 @@ FITS = st.builds(
     ReadingFit,
     reading=NAMES,
     agreement=st.none() | PROPORTIONS,
+    explains=st.none() | PROPORTIONS,
     by_draft=st.lists(PROPORTIONS, max_size=3).map(tuple),
     acceptance=st.none() | LENGTHS,
     gain=st.none() | FLOATS,
     gain_low=st.none() | FLOATS,
+    gain_high=st.none() | FLOATS,
+    loss_less=st.none() | FLOATS,
+    loss_less_low=st.none() | FLOATS,
 )
 READING_LISTS = st.lists(FITS, max_size=5).map(tuple)
 STATE_NAMES = st.sampled_from(

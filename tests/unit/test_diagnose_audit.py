@@ -95,7 +95,8 @@ def test_indices_that_the_ids_do_not_mean_are_told(subject: Subject) -> None:
     (found,) = [f for f in audit(subject).findings if f.code == "ids_unlike_format"]
     assert "[2, 4, 5] mean the layers [2, 4, 5], drafter_format says [1, 3, 4]" in found.what
     odd: Any
-    for odd in ({"layer_ids": "x"}, [], {**mark, "hidden_states_index": [None]}):
+    nameless = {**mark, "layer_ids": ["a"]}
+    for odd in ({"layer_ids": "x"}, [], {**mark, "hidden_states_index": [None]}, nameless):
         edit(folder, drafter_format=odd)
         assert "ids_unlike_format" not in {f.code for f in audit(subject).findings}
 

@@ -10,7 +10,7 @@ import msgspec
 
 from drafters.engines import ENGINES, Engine, gaps, readings
 from drafters.findings import Finding
-from drafters.flat import MARK
+from drafters.flat import IDS, MARK, marked_indices, written_ids
 from drafters.headers import TensorHeader, read_headers
 from drafters.ids import to_index
 from drafters.reading import Checkpoint, Target, read_folder, read_target
@@ -296,14 +296,14 @@ def _sampled(subject: Subject) -> Iterator[AuditFinding]:
 
 def _of_mark(checkpoint: Checkpoint, target: Target) -> Iterator[AuditFinding]:
     """Layer ids that are not those that the folder itself says it was written with."""
-    told, ids = checkpoint.flat.get(MARK), checkpoint.ids
-    if not isinstance(told, dict) or ids is None:
+    ids, written = checkpoint.ids, _marked_ids(checkpoint)
+    if ids is None or written is None:
         return
-    written, meant = _numbers(told.get("layer_ids")), _numbers(told.get("hidden_states_index"))
-    if written is not None and written != ids:
+    meant = marked_indices(checkpoint.flat, ids)
+    if written != ids:
         what = f"the layer ids are {list(ids)}, and {MARK} was written for {list(written)}"
         differ = (ids, written)
-    elif written is not None and meant is not None and checkpoint.family is not None:
+    elif meant is not None and checkpoint.family is not None:
         read = to_index(checkpoint.convention, ids, checkpoint.family, target.layers)
         what = f"the layer ids {list(ids)} mean the layers {list(read)}, {MARK} says {list(meant)}"
         differ = (read, meant)
@@ -322,11 +322,13 @@ def _of_mark(checkpoint: Checkpoint, target: Target) -> Iterator[AuditFinding]:
         )
 
 
-def _numbers(value: object) -> tuple[int, ...] | None:
-    """A list of whole numbers; None for anything else."""
-    if not isinstance(value, list) or any(type(i) is not int for i in value):
+def _marked_ids(checkpoint: Checkpoint) -> tuple[int, ...] | None:
+    """The layer ids that the folder's own mark is of; None where it has none."""
+    told = checkpoint.flat.get(MARK)
+    try:
+        return written_ids({IDS: told.get("layer_ids")}) if isinstance(told, dict) else None
+    except DrafterError:
         return None
-    return tuple(value)
 
 
 def _of_log(checkpoint: Checkpoint, facts: Mapping[str, str]) -> Iterator[AuditFinding]:

@@ -198,17 +198,17 @@ def _fit(
     """`most`: what the reading that explains the most agrees with; None for that one itself."""
     real = (replayed.calls.drafts >= 0).numpy()
     group = replayed.group.numpy()
-    found = agreed.numpy()
+    found, whole = agreed.numpy(), agreed.all(1)
     odd = ~declared.all(1)
     beaten = None
     if most is not None and name != AS_DECLARED:
         other = most.all(1)
-        beaten = by_group(other.numpy(), group, (odd & (other ^ agreed.all(1))).numpy())
+        beaten = by_group(other.numpy(), group, (odd & (other ^ whole)).numpy())
     each = [by_group(found[:, i], group, real[:, i]) for i in range(found.shape[1])]
     return ReadingFit(
         reading=name,
         agreement=by_group(found, group),
-        explains=by_group(agreed.all(1).numpy(), group, odd.numpy()),
+        explains=by_group(whole.numpy(), group, odd.numpy()),
         beaten=beaten,
         by_draft=tuple(p for p in each if p is not None),
     )
@@ -232,7 +232,7 @@ def _on_engine_states(knowledge: Knowledge, replayed: Replayed) -> Length:
         known = min(len(one.tokens), one.known + knowledge.k + 1)
         span = Span(row=row, begin=one.begin, end=min(one.end, one.known + 2), known=known)
         counts.setdefault(one.group, []).append(counts_of(walk(drafts, captured.batch.ids, span)))
-    return length([_sum(each) for each in counts.values()], knowledge.k)
+    return _pooled(counts, knowledge.k)
 
 
 def _proposals(replayed: Replayed, k: int) -> Length:
@@ -243,7 +243,7 @@ def _proposals(replayed: Replayed, k: int) -> Length:
             if call.slot + 2 >= one.end:
                 continue
             counts.setdefault(one.group, []).append(_verified_counts(one, call.slot, call.drafts))
-    return length([_sum(each) for each in counts.values()], k)
+    return _pooled(counts, k)
 
 
 def _verified_counts(one: Traced, slot: int, drafts: Sequence[int]) -> DraftCounts:
@@ -260,12 +260,13 @@ def _verified_counts(one: Traced, slot: int, drafts: Sequence[int]) -> DraftCoun
     )
 
 
-def _sum(counts: Sequence[DraftCounts]) -> DraftCounts:
+def _pooled(counts: Mapping[int, Sequence[DraftCounts]], k: int) -> Length:
+    """The acceptance of all, by prompt; each has some counts."""
     from harness.measure.metrics import pool
 
-    total = pool(list(counts))
-    assert total is not None
-    return total
+    pooled = [pool(list(each)) for each in counts.values()]
+    assert None not in pooled
+    return length([each for each in pooled if each is not None], k)
 
 
 def _verified(knowledge: Knowledge, requests: Sequence[Traced], tie: float) -> Proportion | None:

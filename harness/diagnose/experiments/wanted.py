@@ -43,6 +43,7 @@ class _Tried:
     """One reading's drafts at every slot of the answers, and how many of them are right."""
 
     reading: Reading
+    first: Tensor  # [slots, H], the first step's states, in the order of the texts
     drafts: Tensor  # [rows, length, k]
     accepted: list[tuple[float, float]]  # by text: drafts accepted, slots
     losses: list[tuple[float, float]]  # by text: -log q of the first drafts' tokens, of so many
@@ -64,10 +65,10 @@ def want(knowledge: Knowledge) -> Wanted:
     fits.sort(key=lambda fit: -(fit.gain or 0.0))
     right = _right(base.drafts, captured)
     tokens, states = _unread(knowledge, captured, base.drafts, slots)
-    less, less_low, _ = paired_gain(*_divergences(knowledge, captured, slots))
+    head, less, less_low = _without_norm(knowledge, base, slots)
     return Wanted(
         readings=tuple(fits),
-        unnormed_head=_unnormed_head(knowledge, captured, base.drafts, slots),
+        unnormed_head=head,
         unnormed_less=less,
         unnormed_less_low=less_low,
         without_tokens=tokens,
@@ -164,32 +165,26 @@ def _layer_sets(knowledge: Knowledge) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from (("other layers", layers) for layers in every)
 
 
-def _tried(altered: Altered, knowledge: Knowledge, captured: Captured, slots: Tensor) -> _Tried:
-    drafts, losses = _drafts(altered, captured, knowledge.k, slots)
-    prefix = _right(drafts, captured).cumprod(-1).sum(-1) * slots  # [rows, length]
-    pairs = list(zip(prefix.sum(1).tolist(), slots.sum(1).tolist(), strict=True))
-    return _Tried(reading=altered.reading, drafts=drafts, accepted=pairs, losses=losses)
-
-
 @torch.no_grad()
-def _drafts(
-    altered: Altered, captured: Captured, k: int, slots: Tensor
-) -> tuple[Tensor, list[tuple[float, float]]]:
-    """What `chain` gives, and each row's -log q of the first drafts' true tokens, and how many.
-
-    A token that no draft id stands for has no q, and is left out.
-    """
-    run, normed, logs = _first_step(altered, captured, slots)
+def _tried(altered: Altered, knowledge: Knowledge, captured: Captured, slots: Tensor) -> _Tried:
+    """A token that no draft id stands for has no q, and is in no loss."""
+    run, first, logs = _first_step(altered, captured, slots)
+    tokens = [best(altered.drafter, first)]
+    while len(tokens) < knowledge.k:
+        tokens.append(best(altered.drafter, run.step(run.fed(tokens[-1], len(tokens)))))
+    drafts = run.everywhere(torch.stack(tokens, dim=-1))
+    prefix = _right(drafts, captured).cumprod(-1).sum(-1) * slots  # [rows, length]
     row = run.slots // captured.batch.ids.shape[1]
     known = logs.isfinite()
-    count = len(captured.batch.ids)
-    total = torch.zeros(count).index_add(0, row, torch.where(known, -logs, 0.0))
-    of = torch.zeros(count).index_add(0, row, known.float())
-    tokens = [best(altered.drafter, normed)]
-    while len(tokens) < k:
-        tokens.append(best(altered.drafter, run.step(run.fed(tokens[-1], len(tokens)))))
-    losses = list(zip(total.tolist(), of.tolist(), strict=True))
-    return run.everywhere(torch.stack(tokens, dim=-1)), losses
+    total = torch.zeros(len(slots)).index_add(0, row, torch.where(known, -logs, 0.0))
+    of = torch.zeros(len(slots)).index_add(0, row, known.float())
+    return _Tried(
+        reading=altered.reading,
+        first=first,
+        drafts=drafts,
+        accepted=list(zip(prefix.sum(1).tolist(), slots.sum(1).tolist(), strict=True)),
+        losses=list(zip(total.tolist(), of.tolist(), strict=True)),
+    )
 
 
 @torch.no_grad()
@@ -247,26 +242,6 @@ def _by_step(right: Tensor, slots: Tensor, *, after_wrong: bool) -> tuple[Propor
     return tuple(found)
 
 
-def _unnormed_head(
-    knowledge: Knowledge, captured: Captured, drafts: Tensor, slots: Tensor
-) -> Proportion:
-    """First drafts that the head draws from the state without its norm, of slots where it differs.
-
-    Slot t drafts token t + 2, which the target draws from its state at t + 1.
-    """
-    known = drafted(knowledge)
-    hits, of = [], []
-    for row, text in enumerate(knowledge.texts):
-        logits = knowledge.engine.model.logits(text.states.inputs[-1])
-        plain = logits.masked_fill(~known, -torch.inf).argmax(-1)
-        at = slots[row].nonzero().flatten()
-        wrong, target = plain[at + 1], knowledge.choice(text.states)[at + 1]
-        differs = wrong != target
-        hits.append(int(((drafts[row, at, 0] == wrong) & differs).sum()))
-        of.append(int(differs.sum()))
-    return proportion(hits, of)
-
-
 @torch.no_grad()
 def _unread(
     knowledge: Knowledge, captured: Captured, drafts: Tensor, slots: Tensor
@@ -288,26 +263,37 @@ def _unread(
 
 
 @torch.no_grad()
-def _divergences(
-    knowledge: Knowledge, captured: Captured, slots: Tensor
-) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """KL(p || q) of the first drafts q, by text its sum and tokens, over the draft vocabulary.
+def _without_norm(
+    knowledge: Knowledge, base: _Tried, slots: Tensor
+) -> tuple[Proportion, float, float | None]:
+    """First drafts beside what the head says of the last state without its norm.
 
-    p: the target's distribution, and what its head says of the last state without its norm.
+    Those that it draws so, of slots where that is not the target's token. And by how much
+    KL(p || q) of the drafts' q is less for such a p than for the target's own, over the draft
+    vocabulary.
+    Slot t drafts token t + 2, which the target draws from its state at t + 1.
     """
-    drafter, model = knowledge.drafter, knowledge.engine.model
-    _, normed, _ = _first_step(as_declared(knowledge), captured, slots)
+    drafter, model, known = knowledge.drafter, knowledge.engine.model, drafted(knowledge)
     ids = drafter.to_target(torch.arange(drafter.spec.draft_vocab_size))
     ids = ids.clamp(0, drafter.spec.vocab_size - 1)
-    found: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
-    parts = normed.split(slots.sum(1).tolist())  # the slots are in the order of the texts
+    hits, of = [], []
+    own: list[tuple[float, float]] = []
+    plain: list[tuple[float, float]] = []
+    parts = base.first.split(slots.sum(1).tolist())
     for row, (text, part) in enumerate(zip(knowledge.texts, parts, strict=True)):
-        at = slots[row].nonzero().flatten() + 1
-        drafted = drafter.logits(part).float().log_softmax(-1)  # [T, D]
-        for sums, states in zip(found, (text.states.normed, text.states.inputs[-1]), strict=True):
-            target = model.logits(states[at])[:, ids].float().log_softmax(-1)
-            sums.append(((target.exp() * (target - drafted)).sum().item(), float(len(at))))
-    return found
+        at = slots[row].nonzero().flatten()
+        normed = model.logits(text.states.normed[at + 1])  # [T, V]
+        unnormed = model.logits(text.states.inputs[-1][at + 1])
+        wrong = unnormed.masked_fill(~known, -torch.inf).argmax(-1)
+        differs = wrong != normed.argmax(-1)
+        hits.append(int(((base.drafts[row, at, 0] == wrong) & differs).sum()))
+        of.append(int(differs.sum()))
+        q = drafter.logits(part).float().log_softmax(-1)  # [T, D]
+        for sums, logits in ((own, normed), (plain, unnormed)):
+            p = logits[:, ids].float().log_softmax(-1)
+            sums.append(((p.exp() * (p - q)).sum().item(), float(len(at))))
+    less, low, _ = paired_gain(own, plain)
+    return proportion(hits, of), less, low
 
 
 def _trained(knowledge: Knowledge) -> Length | None:

@@ -54,6 +54,7 @@ def _causes(view: View) -> list[str]:
         lines += ["", f"### {escape(row.title)}", "", escape(_head(row))]
         lines += ["", *(f"- for: {escape(s)}" for s in row.evidence_for)]
         lines += [f"- against: {escape(s)}" for s in row.evidence_against]
+        lines += [f"- neither: {escape(s)}" for s in row.undecided]
         lines += [f"- remedy: {escape(row.remedy)}"]
     return [*lines, *_excluded(view)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.diagnose.causes import CAUSES
 from harness.diagnose.records import Dossier, Point, Proportion, ReadingFit, Replay
-from harness.diagnose.rules import naming
+from harness.diagnose.rules import naming, power
 from harness.diagnose.rules.measures import (
     above,
     bare,
@@ -20,6 +20,8 @@ from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, of_stag
 NAME = "replay"
 AGREES = 0.9
 """Of a rightly executed drafter's proposals so many are float32's; rounding takes the rest."""
+PARTLY = AGREES - 0.1
+"""And of every part of them: of first calls, in batches, of each draft position."""
 EXPLAINED = 0.5
 """Of the calls that the declared drafter does not explain: a reading that gives more is the rest's
 rule. What is not in the catalogue is met by none of its readings so often."""
@@ -44,12 +46,15 @@ def agrees(replay: Replay | None) -> bool | None:
         return None
     if better(replay):
         return False
-    parts = (replay.first_call, replay.later_calls, replay.alone, replay.batched, *own.by_draft)
-    if any(surely_below(part, AGREES - 0.1) for part in parts):
+    if any(surely_below(part, PARTLY) for part in _parts(replay, own)):
         return False
     if surely_below(own.agreement, AGREES):
         return False
     return True if (rate(own.agreement) or 0.0) >= AGREES else None
+
+
+def _parts(replay: Replay, own: ReadingFit) -> tuple[Proportion | None, ...]:
+    return replay.first_call, replay.later_calls, replay.alone, replay.batched, *own.by_draft
 
 
 def better(replay: Replay) -> list[ReadingFit]:
@@ -122,14 +127,28 @@ def execution_points(dossier: Dossier) -> list[Point]:
     if right and surely_above(odd(replay), ODD):
         return _hints(replay, own)
     if right:
-        says = f"{counted(own.agreement)} proposals are the declared drafter's in float32"
-        return [point(cause, -STRONG, says, NAME) for cause in of_stage("execution")]
+        return _right(replay, own)
     fits = better(replay)
     return [
         *_named(replay, own, fits),
         *([] if fits else _hints(replay, own)),
         *_tried(replay, own, suspected(replay)),
         *_signatures(replay, own, fits),
+    ]
+
+
+def _right(replay: Replay, own: ReadingFit) -> list[Point]:
+    """Against every cause of a wrong execution, if enough was proposed where it lives."""
+    says = f"{counted(own.agreement)} proposals are the declared drafter's in float32"
+    able = power.mostly(own.agreement, PARTLY) and all(
+        (rate(part) or 0.0) >= PARTLY for part in _parts(replay, own) if known(part)
+    )
+    alone = [c for c in of_stage("execution") if c not in BATCHES]
+    batched = f"{says}; of those in batches {counted(replay.batched)}"
+    in_batches = able and power.mostly(replay.batched, PARTLY)
+    return [
+        *power.against(alone, STRONG, says, NAME, able=able),
+        *power.against(BATCHES, STRONG, batched, NAME, able=in_batches),
     ]
 
 
@@ -219,15 +238,23 @@ def _tried(replay: Replay, own: ReadingFit, good: set[str]) -> list[Point]:
         cause = naming.cause_of_reading(fit.reading)
         if cause is not None and cause not in good and known(fit.agreement):
             tried.setdefault(cause, []).append(fit)
-    found = []
+    found: list[Point] = []
     for cause, own_fits in tried.items():
         if cause in (*BATCHES, *CACHES, *LATER) or CAUSES[cause].stage != "execution":
             continue  # one reading of many; and other experiments speak of the other stages
         best = max(own_fits, key=lambda r: (rate(r.agreement) or 0.0, r.reading))
         says = f'"{best.reading}" gives {counted(best.agreement)} of the proposals, as declared '
         says += counted(own.agreement)
-        found.append(point(cause, -GOOD, says, NAME))
+        able = all(_proposes_otherwise(r) for r in own_fits)
+        found += power.against([cause], GOOD, says, NAME, able=able)
     return found
+
+
+def _proposes_otherwise(fit: ReadingFit) -> bool:
+    """Whether a reading surely gives less than what the engine's own would."""
+    if known(fit.explains):
+        return power.rarely(fit.explains, EXPLAINED)
+    return power.rarely(fit.agreement, AGREES)
 
 
 def _signatures(replay: Replay, own: ReadingFit, fits: list[ReadingFit]) -> list[Point]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from harness.diagnose.causes import CAUSES
-from harness.diagnose.records import Dossier, Point, Toggle
-from harness.diagnose.rules import gap, training
+from harness.diagnose.records import Dossier, Point, Proportion, Toggle
+from harness.diagnose.rules import gap, power, training
 from harness.diagnose.rules.measures import (
     FEWEST,
     finite,
@@ -17,7 +17,8 @@ from harness.diagnose.rules.measures import (
 from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, of_stage, point
 
 SEVERE = {"error": GOOD, "warning": WEAK + 0.5, "note": 0.5}
-LOOPS = 0.3
+LOOPS, MOSTLY = 0.3, 0.5
+"""Shares of the answers that loop: enough to mislead, and enough to say little else."""
 RANDOM = 1.0
 """Tokens drawn at random surprise a model no less than this, text a third of it at most."""
 AT_ONCE = "requests at once"
@@ -27,7 +28,7 @@ AT_ONCE = "requests at once"
 def hint_points(dossier: Dossier) -> list[Point]:
     """Every hint of the dossier."""
     found = [*_audit(dossier), *_toggles(dossier), *_prompts(dossier), *_controls(dossier)]
-    return [*found, *_nothing_accepted(dossier)]
+    return [*found, *_nothing_accepted(dossier), *_not_finite(dossier)]
 
 
 def _audit(dossier: Dossier) -> list[Point]:
@@ -101,8 +102,11 @@ def _prompts(dossier: Dossier) -> list[Point]:
         return []
     says = f"{percent(share)} of the answers loop or repeat themselves"
     if share < LOOPS:
-        return [point("degenerate_text", -GOOD, says, "expected")]
-    weight = WEAK if not training.is_low(dossier) else STRONG if share >= 0.5 else GOOD
+        answers = expected.acceptance.prompts
+        loops = Proportion(hits=round(min(1.0, max(0.0, share)) * answers), of=answers)
+        able = power.rarely(loops, MOSTLY, fewest=1)
+        return power.against(["degenerate_text"], GOOD, says, "expected", able=able)
+    weight = WEAK if not training.is_low(dossier) else STRONG if share >= MOSTLY else GOOD
     return [point("degenerate_text", weight, says, "expected")]
 
 
@@ -127,9 +131,28 @@ def _controls(dossier: Dossier) -> list[Point]:
 def _nothing_accepted(dossier: Dossier) -> list[Point]:
     """Not one draft accepted: what leaves nothing at all."""
     seen = gap.observed_of(dossier)
-    if seen is None or seen.counts.drafts < 50 or seen.counts.accepted > 0:
+    if seen is None or not _accepts_nothing(dossier):
         return []
     says = f"not one of {seen.counts.drafts:,d} steps accepted a draft"
     audit = {f.cause for f in dossier.audit.findings} if dossier.audit is not None else set()
     named = ("wrong_method", "vocabulary_map", "states_zero")
     return [point(c, GOOD if c in audit else WEAK, says, "observed") for c in named]
+
+
+def _accepts_nothing(dossier: Dossier) -> bool:
+    seen = gap.observed_of(dossier)
+    return seen is not None and seen.counts.drafts >= 50 and seen.counts.accepted <= 0
+
+
+def _not_finite(dossier: Dossier) -> list[Point]:
+    """Numbers that are none: no text, no layers and no engine make a drafter of them.
+
+    Where nothing is lost they are in no row that was used, and a hint like others of the audit.
+    """
+    found = training.not_finite(dossier)
+    costs = training.is_low(dossier) or gap.gap(dossier).there or _accepts_nothing(dossier)
+    if not found or not costs:
+        return []
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    says = f"{'; '.join(found[:3])}{more} (not_finite)"
+    return [point("tensors_damaged", DECISIVE + STRONG, says, "tensors")]

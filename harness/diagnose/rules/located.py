@@ -49,8 +49,13 @@ def under_load(dossier: Dossier) -> bool:
 
 
 def looked_at(dossier: Dossier) -> bool:
-    """Whether every place was looked at where a fault could be."""
+    """Whether every place was looked at where a fault could be.
+
+    The target too, where the engine's answers are not its own.
+    """
     needed = [*NEEDED, *(["sampling"] if _asked_sampled(dossier) else [])]
+    if gap.answers_alike(dossier) is False:
+        needed.append("target")
     return not set(needed) & set(not_made(dossier)) and (
         made(dossier, "expected") or made(dossier, "observed")
     )
@@ -100,6 +105,12 @@ def located(dossier: Dossier) -> str:
         return BETWEEN["expected"]
     if under_load(dossier):
         return "in what the stored run did otherwise: its prompts, its load or its batches"
+    return _no_further(dossier)
+
+
+def _no_further(dossier: Dossier) -> str:
+    if dossier.expected is None:
+        return "before the observed acceptance, and nobody looked where: nothing was expected"
     return "between the expected and the observed acceptance, and no further"
 
 
@@ -114,5 +125,5 @@ def _between(dossier: Dossier, name: gap.Name) -> str:
         return "between the sampled distributions and what was accepted"
     missing = order[order.index(before) + 1 : order.index(name)]
     if "states" in missing or "execution" in missing:
-        return "between the expected and the observed acceptance, and no further"
+        return _no_further(dossier)
     return BETWEEN[name]

@@ -235,9 +235,13 @@ def number(value: float | None, decimals: int = 2) -> str:
 
 
 def span(found: Length | None) -> str:
-    """An acceptance length with its interval: 2.18 (2.05 to 2.31)."""
-    if found is None or length(found) is None:
+    """A length with its interval: 2.18 (2.05 to 2.31); by its counts if none is told."""
+    value = length(found)
+    if found is None or value is None:
         return "unknown"
     low, high = finite(found.low), finite(found.high)
-    told = number(length(found))
+    error = length_error(found)
+    if (low is None or high is None) and error is not None:
+        low, high = max(1.0, value - USUAL * error), value + USUAL * error
+    told = number(value)
     return told if low is None or high is None else f"{told} ({number(low)} to {number(high)})"

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from harness.diagnose.records import Dossier, Point, Proportion, SlotFit, States
-from harness.diagnose.rules import naming, target
+from harness.diagnose.rules import naming, power, target
 from harness.diagnose.rules.measures import (
     above,
     counted,
@@ -47,6 +47,10 @@ CAUSE_OF_KIND: dict[Kind, str] = {
     "partial": "states_partial_sums",
     "noisy": "states_noisy",
 }
+
+LIVES_IN = {"prefix_reuse": "reused prefix", "states_other_request": "batched"}
+"""Causes that show in rows of one place alone."""
+PLACES = {"reused prefix": "prompts in the prefix cache", "batched": "batches"}
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,12 +138,24 @@ def state_points(dossier: Dossier) -> list[Point]:
     if states is None or clean is None:
         return []
     if clean:
-        rows = sum(s.rows for s in states.slots)
-        says = f"all {rows:,d} rows handed to the drafter are the declared states of their tokens"
-        against = of_stage("states")
-        return [point(cause, -STRONG, says, NAME) for cause in against]
+        return [p for cause in of_stage("states") for p in _unseen(cause, states)]
     bad = bad_slots(states)
     return [*_by_kind(dossier, bad), *_by_layers(dossier, bad), *_by_place(states, bad)]
+
+
+def _unseen(cause: str, states: States) -> list[Point]:
+    """Against a cause none of whose rows were seen, if enough were looked at where it lives."""
+    rows = sum(s.rows for s in states.slots)
+    says = f"all {rows:,d} rows handed to the drafter are the declared states of their tokens"
+    hits = round(sum(s.rows * min(1.0, max(0.0, finite(s.bad_share) or 0.0)) for s in states.slots))
+    able = power.rarely(Proportion(hits=min(hits, rows), of=rows), 2 * BAD_ROWS)
+    place = LIVES_IN.get(cause)
+    if place is not None:
+        of_place = states.bad_by_step.get(place)
+        seen = f"{of_place.of:,d}" if of_place is not None else "none"
+        says += f"; {seen} of {PLACES[place]}"
+        able = able and power.rarely(of_place, 2 * BAD_ROWS)
+    return power.against([cause], STRONG, says, NAME, able=able)
 
 
 def _by_kind(dossier: Dossier, bad: list[Slot]) -> list[Point]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.diagnose.records import Dossier, Point, Proportion, TargetParity
+from harness.diagnose.rules import power
 from harness.diagnose.rules.measures import (
     counted,
     finite,
@@ -17,6 +18,8 @@ from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, point
 NAME = "target"
 RIGHT, WRONG = 0.97, 0.95
 """Share of generated tokens that must be the reference's argmax; near-ties are not counted."""
+SOME = 0.9
+"""A target that is computed otherwise has other likeliest tokens in more than a tenth."""
 FLOOR = 0.05
 """Gap of log-probabilities, in nats, that two honest computations may have; where none is told."""
 OVERRULED = 0.002
@@ -80,7 +83,8 @@ def target_points(dossier: Dossier) -> list[Point]:
         name, gap = max(gaps.items(), key=lambda item: (item[1], item[0]))
         says += f"; log-probabilities differ by {number(gap, 3)} nats {name}"
     if right:
-        return [point("target_computed_wrong", -DECISIVE, says, NAME)]
+        able = not known(parity.argmax) or power.mostly(parity.argmax, SOME)
+        return power.against(["target_computed_wrong"], DECISIVE, says, NAME, able=able)
     if right is None:
         wide = is_wide(parity)
         odd = known(parity.argmax) and not surely_above(parity.argmax, WRONG)

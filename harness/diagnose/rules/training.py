@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.diagnose.records import Dossier, Point, Proportion, Wanted
+from harness.diagnose.rules import power
 from harness.diagnose.rules import wanted as readings
 from harness.diagnose.rules.measures import (
     above,
@@ -28,6 +29,8 @@ at; one that does loses half of them, or near it."""
 UNNORMED = 0.25
 """Of a drafter's first drafts where the head's likeliest token without the norm is another than the
 target's: a drafter trained rightly draws so few of those."""
+OVERFIT, OTHER_TARGET = 0.25, 0.1
+"""Of the drafts accepted on its training samples, or on its own target, so many must be lost."""
 
 
 def is_low(dossier: Dossier) -> bool | None:
@@ -76,7 +79,9 @@ def _low(dossier: Dossier) -> list[Point]:
         weight -= WEAK  # on such text no drafter shows what it has learnt
     found = {"undertrained": weight, "trained_on_mixed_states": weight - WEAK}
     found |= {"tensors_damaged": WEAK, "other_target": WEAK}
-    found |= {cause: max(GOOD, found.get(cause, 0.0)) for cause in _audited(dossier)}
+    # What the files point to explains it, unless its own readings leave the drafter bad.
+    hinted = _audited(dossier) - readings.tried_causes(dossier)
+    found |= {cause: max(GOOD, found.get(cause, 0.0)) for cause in hinted}
     return [point(cause, weight, says, NAME) for cause, weight in sorted(found.items())]
 
 
@@ -85,7 +90,15 @@ def _audited(dossier: Dossier, *severities: str) -> set[str]:
     findings = () if dossier.audit is None else dossier.audit.findings
     asked = severities or ("error", "warning")
     of = {f.cause for f in findings if f.cause is not None and f.severity in asked}
+    if not_finite(dossier):
+        of.add("tensors_damaged")
     return of & set(of_stage("checkpoint", "target", "prompts"))
+
+
+def not_finite(dossier: Dossier) -> list[str]:
+    """What the audit says of tensors whose numbers are not all finite."""
+    findings = () if dossier.audit is None else dossier.audit.findings
+    return sorted({f.what for f in findings if f.code == "not_finite"})
 
 
 def _loops(dossier: Dossier) -> bool:
@@ -109,7 +122,9 @@ def _unnormed(dossier: Dossier) -> list[Point]:
         says += f"; over all tokens they are {number(found.unnormed_less)} nats nearer to what the "
         says += "head says without that norm"
     if nearer is False or surely_below(drawn, UNNORMED):
-        return [point("trained_without_norm", -STRONG, says, NAME)]
+        # Where it is seldom right at all, it draws few of those either way.
+        able = nearer is False or surely_below(drawn, min(UNNORMED, (rate(first) or 0.0) / 2))
+        return power.against(["trained_without_norm"], STRONG, says, NAME, able=able)
     if sure or (nearer and (rate(drawn) or 0.0) > 0.5):  # a norm that is even leaves few tokens
         # Such a drafter is right where both agree, and draws the other token where they do not.
         weight = DECISIVE if is_low(dossier) or above(drawn, _wrong(first)) else STRONG
@@ -141,10 +156,11 @@ def unread(dossier: Dossier) -> str | None:
     found = dossier.wanted
     if found is None:
         return None
-    told = {"tokens": found.without_tokens, "states": found.without_states}
-    idle = [name for name, kept in told.items() if surely_above(kept, UNREAD)]
-    other = {"tokens": found.without_states, "states": found.without_tokens}
-    return idle[0] if len(idle) == 1 and surely_below(other[idle[0]], 0.5) else None
+    kept = {"tokens": found.without_tokens, "states": found.without_states}
+    for idle, read in (("tokens", "states"), ("states", "tokens")):
+        if surely_above(kept[idle], UNREAD) and surely_below(kept[read], 0.5):
+            return idle
+    return None
 
 
 def _unread(dossier: Dossier) -> list[Point]:
@@ -211,10 +227,11 @@ def _overfit(dossier: Dossier) -> list[Point]:
     if found is None or found.trained is None or base is None:
         return []
     says = f"{span(found.trained)} tokens a step on its training samples, {span(base)} on this text"
-    if shorter(base, found.trained, least=0.25):
+    if shorter(base, found.trained, least=OVERFIT):
         share = percent(lost(base, found.trained))
         return [point("overfit", STRONG + GOOD, f"{says}: {share} of its drafts lost", NAME)]
-    return [point("overfit", -STRONG, says, NAME)]
+    able = power.not_shorter(base, found.trained, OVERFIT)
+    return power.against(["overfit"], STRONG, says, NAME, able=able)
 
 
 def _other_target(dossier: Dossier) -> list[Point]:
@@ -223,6 +240,7 @@ def _other_target(dossier: Dossier) -> list[Point]:
         return []
     says = f"{span(found.other_target)} tokens a step on the target it is said to be trained for, "
     says += f"{span(base)} on the one served"
-    if shorter(base, found.other_target, least=0.1):
+    if shorter(base, found.other_target, least=OTHER_TARGET):
         return [point("other_target", DECISIVE + WEAK, says, NAME)]
-    return [point("other_target", -STRONG, says, NAME)]
+    able = power.not_shorter(base, found.other_target, OTHER_TARGET)
+    return power.against(["other_target"], STRONG, says, NAME, able=able)

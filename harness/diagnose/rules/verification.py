@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from harness.diagnose.records import Dossier, Point
-from harness.diagnose.rules import gap
+from harness.diagnose.rules import gap, power
 from harness.diagnose.rules.measures import (
+    FEWEST_STEPS,
     counted,
     critical,
     finite,
@@ -25,6 +26,8 @@ from harness.diagnose.rules.weights import DECISIVE, GOOD, STRONG, WEAK, point
 VERIFIED = 0.97
 """Greedy steps whose accepted count is what the target's own tokens make of their drafts; where a
 near-tie falls otherwise, one differs."""
+WRONGLY = 0.07
+"""A wrong verification goes wrong in more steps than this."""
 COUNTED = 0.05
 """Ends of answers inside a step move a count by less."""
 STRICT, SLACK = 0.1, 1.2
@@ -50,7 +53,8 @@ def _verified(dossier: Dossier) -> list[Point]:
         weight = DECISIVE if surely_below(replay.verified, 0.9) else STRONG
         return [point("verification", weight, says, "replay")]
     if (rate(replay.verified) or 0.0) >= VERIFIED:
-        return [point("verification", -STRONG, says, "replay")]
+        able = power.mostly(replay.verified, VERIFIED - WRONGLY)
+        return power.against(["verification"], STRONG, says, "replay", able=able)
     return []
 
 
@@ -95,7 +99,8 @@ def _sampled(dossier: Dossier) -> list[Point]:
         weight = DECISIVE if (share or 0.0) > 0.2 else STRONG
         points.append(point("strict_rejection", weight, says, "sampling"))
     elif length(seen) is not None:
-        points.append(point("strict_rejection", -STRONG, says, "sampling"))
+        able = power.not_shorter_on_same(seen, length(implied), STRICT)
+        points += power.against(["strict_rejection"], STRONG, says, "sampling", able=able)
     return [*points, *_greedy_price(dossier, sampled, greedy, at, strict)]
 
 
@@ -133,4 +138,6 @@ def _greedy_price(
         if not surely_above(argmax, LIKELIEST):
             weight -= WEAK
         return [point("greedy_drafts_sampled", weight, says, "sampling")]
-    return [point("greedy_drafts_sampled", -GOOD, says, "sampling")]
+    enough = dossier.sampling.observed.counts.drafts >= FEWEST_STEPS
+    able = power.rarely(argmax, gap.BY_DRAFTS) or (price <= PRICE and enough)
+    return power.against(["greedy_drafts_sampled"], GOOD, says, "sampling", able=able)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from harness.diagnose.records import Dossier, Length, Point, Proportion, ReadingFit, Wanted
-from harness.diagnose.rules import execution, naming, states
+from harness.diagnose.rules import execution, naming, power, states
 from harness.diagnose.rules.measures import (
     FEWEST,
     USUAL,
@@ -16,7 +16,6 @@ from harness.diagnose.rules.measures import (
     first_rate,
     length,
     lost,
-    number,
     percent,
     rate,
     second_rate,
@@ -35,8 +34,6 @@ one that has surely fewer than this learnt something else, or little."""
 FALLS = 0.7
 """A drafter trained over several steps keeps this much of its first conditional rate at the next
 one; one that was trained for a single step loses half."""
-LEAST = 0.05
-"""A reading must be accepted so much more, as a share of what it is accepted itself, to matter."""
 
 
 def declared(wanted: Wanted | None) -> ReadingFit | None:
@@ -61,19 +58,22 @@ def _gains(fit: ReadingFit, own: Length | None, looks: int) -> bool:
     probability and not only those that change places. Not alone, and not of a drafter that is
     mostly wrong: there whatever makes it less sure of itself lessens the loss.
     """
-    if fit.acceptance is not None and fit.acceptance.counts.drafts < FEWEST:
+    if not _enough(fit):
         return False
-    whole = length(fit.acceptance)
     gain, low = finite(fit.gain), finite(fit.gain_low)
     if gain is None or low is None:
-        return shorter(own, fit.acceptance, least=LEAST, looks=looks)
-    accepted = max((whole if whole is not None else 1 + gain) - 1, 1e-9)
-    if gain < LEAST * accepted:
+        return shorter(own, fit.acceptance, least=power.LEAST, looks=looks)
+    if gain < power.LEAST * max(_accepted(fit) - 1, 1e-9):
         return False
     if _surely(gain, low, looks):
         return True
     by_loss = _surely(fit.loss_less, fit.loss_less_low, looks) and _surely(gain, low, 1)
     return by_loss and (rate(first_rate(own)) or 0.0) >= 0.5
+
+
+def _enough(fit: ReadingFit) -> bool:
+    """Whether a reading was walked over enough text to be judged."""
+    return fit.acceptance is not None and fit.acceptance.counts.drafts >= FEWEST
 
 
 def _surely(value: float | None, low: float | None, looks: int) -> bool:
@@ -180,12 +180,16 @@ def _norm_of_ones(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
 
     Nothing tells the two apart by acceptance: a head is as far off as the norm before it.
     """
-    findings = () if dossier.audit is None else dossier.audit.findings
-    ones = any(f.code == "norm_untrained" and LAST_NORM in f.what for f in findings)
+    ones = _has_norm_of_ones(dossier)
     if not ones or not fits or cause_in(dossier, fits[0]) != "lm_head_replaced":
         return []
     says = f"norm.weight is 1 everywhere; {_says(fits[0], base(dossier))}"
     return [point("final_norm", DECISIVE + 2 * WEAK, says, NAME)]
+
+
+def _has_norm_of_ones(dossier: Dossier) -> bool:
+    findings = () if dossier.audit is None else dossier.audit.findings
+    return any(f.code == "norm_untrained" and LAST_NORM in f.what for f in findings)
 
 
 def _named(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
@@ -252,7 +256,7 @@ def declared_layers(dossier: Dossier) -> tuple[int, ...] | None:
 def _says(fit: ReadingFit, own: Length | None) -> str:
     first, own_first = rate(first_rate(fit.acceptance)), rate(first_rate(own))
     says = f'read with "{fit.reading}" the drafter is accepted {span(fit.acceptance)} tokens a step'
-    says += f" on the target's own text, and {number(length(own))} as its checkpoint says"
+    says += f" on the target's own text, and {span(own)} as its checkpoint says"
     if first is not None and own_first is not None:
         says += f" (first drafts {percent(first)} against {percent(own_first)})"
     return says
@@ -263,34 +267,62 @@ def _tried(dossier: Dossier, fits: list[ReadingFit]) -> list[Point]:
 
     Nothing against one that the engine was seen to do: it may be the engine's mistake alone.
     """
-    assert dossier.wanted is not None
-    seen = {cause_in(dossier, r) for r in fits}
-    seen |= {p.cause for p in _norm_of_ones(dossier, fits)}
+    seen = {cause for fit in fits for cause in _causes_of(dossier, fit)}
     seen |= execution.suspected(dossier.replay)
+    tried = _tried_causes(dossier)
     if states.is_clean(dossier.states) is False:
-        seen |= set(naming.LAYERS) | {c for c in _tried_causes(dossier) if c.startswith("states_")}
-    own = base(dossier)
-    found = []
-    for cause, best in _tried_causes(dossier).items():
+        seen |= set(naming.LAYERS) | {c for c in tried if c.startswith("states_")}
+    own, share = base(dossier), _least(dossier)
+    found: list[Point] = []
+    for cause, fits_of in tried.items():
         if cause in seen:
             continue
-        says = f'"{best.reading}" is accepted {number(_accepted(best))} tokens a step on the '
-        says += f"target's own text, the checkpoint's own reading {number(length(own))}"
-        worse = (lost(best.acceptance, own) or 0.0) > LEAST
-        found.append(point(cause, -STRONG if worse else -GOOD, says, NAME))
+        best = fits_of[0]
+        worse = (lost(best.acceptance, own) or 0.0) > power.LEAST
+        able = all(power.no_gain(fit, own, share * (_accepted(fit) - 1)) for fit in fits_of)
+        weight = STRONG if worse else GOOD
+        found += power.against([cause], weight, _says_tried(best, own), NAME, able=able)
     return found
 
 
-def _tried_causes(dossier: Dossier) -> dict[str, ReadingFit]:
-    """The best reading of each cause that was tried with enough text."""
+def tried_causes(dossier: Dossier) -> set[str]:
+    """The causes whose readings were tried with enough text."""
+    return set() if dossier.wanted is None else set(_tried_causes(dossier))
+
+
+def _causes_of(dossier: Dossier, fit: ReadingFit) -> set[str]:
+    """Every cause that a reading would speak for: its own, and what it is on this checkpoint."""
+    causes = {naming.cause_of_reading(fit.reading), cause_in(dossier, fit)}
+    if "lm_head_replaced" in causes and _has_norm_of_ones(dossier):
+        causes.add("final_norm")
+    return {cause for cause in causes if cause is not None}
+
+
+def _least(dossier: Dossier) -> float:
+    """What share of its drafts a reading would gain if it were what the drafter learnt.
+
+    A text that the drafter predicts badly however it is read shows little of what it learnt: there
+    the right reading need not be better by anything to speak of, and only a worse one is wrong.
+    """
+    return power.LEAST if (rate(first_of_text(dossier)) or 0.0) >= LOW else 0.0
+
+
+def _says_tried(fit: ReadingFit, own: Length | None) -> str:
+    says = f'"{fit.reading}" is accepted {span(fit.acceptance)} tokens a step on the target\'s own '
+    says += f"text, the checkpoint's own reading {span(own)}"
+    gain, low, high = finite(fit.gain), finite(fit.gain_low), finite(fit.gain_high)
+    if gain is None or low is None or high is None:
+        return says
+    return f"{says}; token by token {gain:+.2f} ({low:+.2f} to {high:+.2f})"
+
+
+def _tried_causes(dossier: Dossier) -> dict[str, list[ReadingFit]]:
+    """The readings of each cause that were tried with enough text, the most accepted first."""
     assert dossier.wanted is not None
-    found: dict[str, ReadingFit] = {}
-    for fit in dossier.wanted.readings:
-        cause = naming.cause_of_reading(fit.reading)
-        if cause is None or fit.acceptance is None or fit.acceptance.counts.drafts < 20:
-            continue
-        if cause not in found or _order(fit) < _order(found[cause]):
-            found[cause] = fit
+    found: dict[str, list[ReadingFit]] = {}
+    for fit in sorted(filter(_enough, dossier.wanted.readings), key=_order):
+        for cause in _causes_of(dossier, fit):
+            found.setdefault(cause, []).append(fit)
     return found
 
 
