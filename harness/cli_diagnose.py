@@ -163,7 +163,7 @@ def diagnose(
         check_out(fix, "--fix")
         mending = begun(fix)
     urls = parse_urls([url] if url else [])
-    default = () if run is not None else (("openai",) if urls else ("reference",))
+    default = () if run is not None or urls else ("reference",)
     request = Request(
         engines=(engine,) if engine else default,
         profile=profile,

@@ -24,6 +24,8 @@ IDENTITY, DOSSIER, DIAGNOSIS = "subject.json", "dossier.json", "diagnosis.json"
 MARKDOWN, PAGE = "diagnosis.md", "diagnosis.html"
 HOLDER = ".process"
 """Holds the id of the process that is diagnosing in the folder."""
+WORDS = ("dataset", "prompts")
+"""What a subject says of the prompts: their token ids tell whether they are others."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +43,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     def differences(self, other: Identity) -> list[str]:
         """In words, what differs."""
         ours, theirs = msgspec.structs.asdict(self.subject), msgspec.structs.asdict(other.subject)
-        found = [key for key in ours if ours[key] != theirs[key]]
+        found = [key for key in ours if key not in WORDS and ours[key] != theirs[key]]
         found += [
             f"the {name}'s files"
             for name in self.digests

@@ -41,6 +41,15 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """The target that the drafter was trained for, where its owner names another folder."""
     trained_on: str | None = None
     """A folder of the drafter's training samples, where it is there: tells overfitting."""
+    dataset: str | None = None
+    """Where the prompts come from: a data set's name, or a file."""
+    prompts: int | None = None
+
+    @property
+    def asked(self) -> str:
+        """Which prompts are asked, in words; empty where nobody says."""
+        count = f"{self.prompts} prompts" if self.prompts is not None else ""
+        return f"{count or 'prompts'} of {self.dataset}" if self.dataset is not None else count
 
 
 class Proportion(msgspec.Struct, frozen=True, kw_only=True):

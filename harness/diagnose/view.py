@@ -104,6 +104,8 @@ def _meta(dossier: Dossier) -> str:
         parts.append(f"temperature {subject.temperature:g}")
     if subject.tensor_parallel > 1:
         parts.append(f"tensor parallel {subject.tensor_parallel}")
+    if subject.asked:
+        parts.append(subject.asked)
     took = sum(dossier.took_s.values())
     if took:
         parts.append(f"{took:.0f} s of experiments")
