@@ -147,7 +147,7 @@ def diagnose(
     if run is not None and profile is not None:
         raise UsageError("--profile: a stored run has its own plan; change it with --set")
     from harness.diagnose.mend import begun, check_apart, check_new, discard, try_to_mend
-    from harness.diagnose.story import check_names
+    from harness.diagnose.story import check_names, telling_what_is_kept
     from harness.diagnose.story import run as do_diagnose
     from harness.diagnose.subjects import Asked, case_of, folder_for
     from harness.prepare import Request
@@ -190,7 +190,7 @@ def diagnose(
             progress.say(line)
         folder = folder_for(case, progress, mending)
         progress.say(f"writing to {folder}")
-        with telling_how_to_go_on():
+        with telling_how_to_go_on(), telling_what_is_kept(progress):
             ended = do_diagnose(
                 case.subject, case.prompts, folder, progress=progress, options=case.options
             )
@@ -226,12 +226,9 @@ def _on_the_line(ctx: typer.Context, name: str | None) -> bool:
 
 @contextmanager
 def telling_how_to_go_on() -> Iterator[None]:
-    """An interruption or a full disk loses nothing; it is said what to do then."""
+    """A full disk loses nothing; it is said what to do then."""
     try:
         yield
-    except KeyboardInterrupt:
-        complain("what was found is kept; the same command goes on behind it")
-        raise
     except OSError as error:
         if error.errno not in FULL or error.filename is None:
             raise
@@ -262,6 +259,7 @@ def finish(ended: Outcome, as_json: bool, mended: Mended | str | None) -> None:
     """
     from harness.diagnose.folders import PAGE
     from harness.diagnose.page.markdown import to_markdown
+    from harness.diagnose.story import KEPT
     from harness.measure.store import to_json
 
     if as_json:
@@ -271,6 +269,7 @@ def finish(ended: Outcome, as_json: bool, mended: Mended | str | None) -> None:
     sys.stdout.flush()
     if ended.failure is not None:
         tell_engine_failure(ended.failure)
+        complain(KEPT)
     if ended.exit_code == 4:
         complain(f"void, nothing can be said: {ended.void}")
     page = ended.folder / PAGE

@@ -8,8 +8,8 @@ certain.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ from harness.run import NOT_WRITABLE
 if TYPE_CHECKING:
     from engines.reference.engine import Engine
 
+KEPT = "what was found is kept; the same command goes on behind it"
 NEEDED = ("expected", "observed")
 """Before these nothing is certain: without them nobody knows whether anything is lost."""
 
@@ -99,15 +100,29 @@ def run(
         where.begin(identity_of(subject, prompts, options))
         with ExitStack() as stack:
             work = Work(subject, prompts, where, progress, options, stack, target)
-            for name in EXPERIMENTS:
-                _experiment(work, name, options, progress)
+            with telling_what_is_kept(progress):  # at once, before the engine is waited for
+                for name in EXPERIMENTS:
+                    _experiment(work, name, options, progress)
             work.end()
             dossier, failure = work.dossier, work.failure
+        progress.stage("concluding")
         diagnosis = _conclude(dossier)
         told = msgspec.structs.replace(dossier, subject=recorded(subject))
         written = _pages(told, diagnosis, progress) if pages else {}
-        where.finish(told, diagnosis, written)
+        where.finish(told, diagnosis, written, None if failure is None else one_line(str(failure)))
     return Outcome(folder=where.path, dossier=dossier, diagnosis=diagnosis, failure=failure)
+
+
+@contextmanager
+def telling_what_is_kept(progress: Progress) -> Iterator[None]:
+    """An interruption loses nothing, which is said once."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        if KEPT not in getattr(stopped, "__notes__", ()):
+            progress.say(KEPT)
+            stopped.add_note(KEPT)
+        raise
 
 
 def _experiment(work: Work, name: str, options: Options, progress: Progress) -> None:
@@ -139,7 +154,8 @@ def _experiment(work: Work, name: str, options: Options, progress: Progress) -> 
         progress.say(f"{name}: left out: {why}")
         return
     took = time.perf_counter() - begun
-    work.folder.keep(name, found, took)
+    if work.whole(name):
+        work.folder.keep(name, found, took)
     work.take(name, found, took)
     progress.say(f"{name}: done in {took:.1f} s")
 

@@ -68,8 +68,8 @@ def case_of(asked: Asked) -> Case:
         check_checkpoint(asked.trained_target, "--trained-target")
     if asked.trained_on is not None and not shard_paths(samples_in(asked.trained_on)):
         raise UsageError(
-            f"--trained-on {asked.trained_on}: holds no samples (samples-*.jsonl); give the folder that "
-            "`python -m training generate` wrote them into"
+            f"--trained-on {asked.trained_on}: holds no samples (samples-*.jsonl); give the "
+            "folder that `python -m training generate` wrote them into"
         )
     request, in_run, cost = asked.request, None, None
     said: list[str] = []

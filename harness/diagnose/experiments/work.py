@@ -138,6 +138,10 @@ class Work:
         skipped = {**self.dossier.skipped, name: why}
         self.dossier = msgspec.structs.replace(self.dossier, skipped=skipped)
 
+    def whole(self, name: str) -> bool:
+        """Whether what was found is all: controls are made without an engine that failed."""
+        return name != "controls" or self.failure is None
+
     def end(self) -> None:
         """End the engine. One that has died meanwhile is told by `failure`, never raised."""
         if self._server is not None and self.subject.url is None:
