@@ -337,6 +337,8 @@ class Dossier(msgspec.Struct, frozen=True, kw_only=True):
     toggles: tuple[Toggle, ...] = ()
     controls: Controls | None = None
     skipped: dict[str, str] = msgspec.field(default_factory=dict)
+    needless: tuple[str, ...] = ()
+    """Those of `skipped` that could have changed nothing."""
     took_s: dict[str, float] = msgspec.field(default_factory=dict)
 
 

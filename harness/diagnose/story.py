@@ -29,7 +29,6 @@ from harness.diagnose.folders import (
     prompts_digest,
 )
 from harness.diagnose.records import Diagnosis, Dossier, Subject
-from harness.diagnose.sentences import NOT_NEEDED
 from harness.errors import HarnessError, UsageError, one_line
 from harness.measure.logprobs import NoLogprobs
 from harness.plan.strict import nearest
@@ -132,9 +131,12 @@ def _experiment(work: Work, name: str, options: Options, progress: Progress) -> 
         work.take(name, *before)
         progress.say(f"{name}: found before")
         return
-    why = _unwanted(work, name, options)
+    why = _unwanted(name, options)
     if why is not None:
         work.leave_out(name, why)
+        return
+    if not options.thorough and _decided(work.dossier):
+        work.leave_out(name, "not needed: the verdict is certain without it", needless=True)
         return
     begun = time.perf_counter()
     progress.stage(f"{name}: {EXPERIMENTS[name].looks_at}")
@@ -160,13 +162,11 @@ def _experiment(work: Work, name: str, options: Options, progress: Progress) -> 
     progress.say(f"{name}: done in {took:.1f} s")
 
 
-def _unwanted(work: Work, name: str, options: Options) -> str | None:
+def _unwanted(name: str, options: Options) -> str | None:
     if options.only and name not in options.only:
         return "left out (--only)"
     if name in options.skip:
         return "left out (--skip)"
-    if not options.thorough and _decided(work.dossier):
-        return f"{NOT_NEEDED}: the verdict is certain without it"
     return None
 
 

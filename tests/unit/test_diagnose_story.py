@@ -455,6 +455,7 @@ def test_the_rest_is_left_out_once_it_is_decided(
     ended = run(tmp_path / "a")
     assert scripted.made == ["audit", "expected", "observed"]
     assert ended.dossier.skipped["replay"].startswith("not needed")
+    assert "replay" in ended.dossier.needless and "observed" not in ended.dossier.needless
     scripted.made.clear()
     run(tmp_path / "b", thorough=True)
     assert scripted.made == list(EXPERIMENTS)

@@ -133,10 +133,14 @@ class Work:
         took_s = {**self.dossier.took_s, name: took}
         self.dossier = msgspec.structs.replace(self.dossier, took_s=took_s, **{name: found})
 
-    def leave_out(self, name: str, why: str) -> None:
-        """Why an experiment was not made."""
-        skipped = {**self.dossier.skipped, name: why}
-        self.dossier = msgspec.structs.replace(self.dossier, skipped=skipped)
+    def leave_out(self, name: str, why: str, *, needless: bool = False) -> None:
+        """Why an experiment was not made; `needless`: it could have changed nothing."""
+        known = self.dossier
+        self.dossier = msgspec.structs.replace(
+            known,
+            skipped={**known.skipped, name: why},
+            needless=(*known.needless, name) if needless else known.needless,
+        )
 
     def whole(self, name: str) -> bool:
         """Whether what was found is all: controls are made without an engine that failed."""
