@@ -147,7 +147,7 @@ def diagnose(
     if run is not None and profile is not None:
         raise UsageError("--profile: a stored run has its own plan; change it with --set")
     from harness.diagnose.mend import begun, check_apart, check_new, discard, try_to_mend
-    from harness.diagnose.story import check_names, telling_what_is_kept
+    from harness.diagnose.story import check_names, telling_what_is_kept, with_mending
     from harness.diagnose.story import run as do_diagnose
     from harness.diagnose.subjects import Asked, case_of, folder_for
     from harness.prepare import Request
@@ -199,9 +199,19 @@ def diagnose(
                 mended = try_to_mend(
                     ended, case.prompts, fix, progress=progress, options=case.options
                 )
+                ended = with_mending(ended, lines_of(mended), progress)
             elif fix is not None and ended.exit_code == 0:
                 discard(fix)
     finish(ended, as_json, mended)
+
+
+def lines_of(mended: Mended | str) -> list[str]:
+    """What was mended, for the diagnosis's own page, or why nothing was."""
+    from harness.diagnose.mend import told
+
+    if isinstance(mended, str):
+        return [f"not mended: {mended.removeprefix('--fix: ')}"]
+    return told(mended).splitlines()
 
 
 def check_together(ctx: typer.Context, self_test: bool, limit_minutes: float | None) -> None:

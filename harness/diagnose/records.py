@@ -368,11 +368,22 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the waterfall: acceptance length before and after, and what took it."""
+    """One step of the waterfall: acceptance length before and after, and what took it.
+
+    `error`: half of the 95% interval of `lost`; None for two walks over one text, which differ by
+    nothing else. `steps`: verify steps that the length is of.
+    """
 
     name: str
     length: float
     lost: float | None
+    error: float | None = None
+    steps: int | None = None
+
+    @property
+    def sure(self) -> bool:
+        """Whether what is lost is more than its error."""
+        return self.lost is not None and (self.error is None or abs(self.lost) > self.error)
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -386,4 +397,6 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     ranked: tuple[Ranked, ...]
     waterfall: tuple[Share, ...]
     next_experiments: tuple[str, ...] = ()
+    mending: tuple[str, ...] = ()
+    """What `--fix` did, in lines; empty where it was not asked for."""
     schema: str = "1.0"

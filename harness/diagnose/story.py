@@ -244,6 +244,19 @@ def _pages(dossier: Dossier, diagnosis: Diagnosis, progress: Progress) -> dict[s
     return pages
 
 
+def with_mending(ended: Outcome, lines: Sequence[str], progress: Progress) -> Outcome:
+    """The same diagnosis, which now says what `--fix` did; in its folder too."""
+    from harness.diagnose.verdict import WITH_FIX
+
+    still = tuple(n for n in ended.diagnosis.next_experiments if n != WITH_FIX)
+    diagnosis = msgspec.structs.replace(
+        ended.diagnosis, mending=tuple(lines), next_experiments=still
+    )
+    told = msgspec.structs.replace(ended.dossier, subject=recorded(ended.dossier.subject))
+    DiagnosisFolder(ended.folder).tell(diagnosis, _pages(told, diagnosis, progress))
+    return msgspec.structs.replace(ended, diagnosis=diagnosis)
+
+
 def check_names(names: Collection[str], option: str) -> None:
     """Raise `UsageError` for an experiment that there is not."""
     for name in names:
