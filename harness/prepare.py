@@ -422,6 +422,8 @@ def understanding(*folders: Path) -> Iterator[None]:
         *(ArithmeticError, RecursionError, OSError),
     ) as error:
         said = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyError):
+            said = f"the key {error} is missing"
         raise UsageError(
             f"{' or '.join(map(str, folders))}: not a checkpoint that can be understood "
             f"({said[:200]}); fetch it again"

@@ -156,8 +156,9 @@ def test_a_config_that_cannot_be_served_says_why(change: Any, words: str, tmp_pa
 def test_a_config_that_cannot_be_read_names_its_key(
     changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    plain = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2}
-    plain |= {"num_attention_heads": 4, "vocab_size": 32, "intermediate_size": 64}
+    plain: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64}
+    plain |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    plain |= {"vocab_size": 32, "intermediate_size": 64}
     config = {key: value for key, value in {**plain, **changes}.items() if value is not None}
     (tmp_path / "config.json").write_text(json.dumps(config))
     for read in (read_config, capture_target):
