@@ -44,7 +44,9 @@ SEQUENCES = 16
 TIMEOUT_S = 600.0
 QUIET_SHARE = 0.1
 """Of a request's timeout: without a byte from any request for so long, the server hangs."""
-MORE_PATIENCE = "a slower engine wants a higher load.timeout_s, a tenth of which that is"
+COMPILING = 3.0
+"""So many times as long where an engine was just started on a GPU: it may compile kernels."""
+MORE_PATIENCE = "for a slower engine set load.timeout_s higher"
 SLOWER = 4.0
 """A batch may be silent so many times as long as its requests would be one after another."""
 _ID_FIELDS = {"reference": "request_id", "vllm": "request_id", "sglang": "rid"}
@@ -133,10 +135,11 @@ class Server:
         access: Access,
         *,
         trace: Path | None = None,
+        compiles: bool = False,
     ) -> None:
         self.adapter, self.host, self.access, self.trace = adapter, host, access, trace
         self._hangs: str | None = None
-        self._longest_s = 0.0
+        self._compiles, self._longest_s = compiles, 0.0
 
     def gone(self) -> str | None:
         """Why it is not to be asked any more; None while it lives, and does not hang."""
@@ -237,8 +240,8 @@ class Server:
 
     def _quiet_s(self, way: Way, concurrency: int) -> float:
         """How long a server that lives may send nothing at all: longer the slower it was so far."""
-        slow = SLOWER * concurrency * self._longest_s
-        return min(way.timeout_s, max(QUIET_SHARE * way.timeout_s, slow))
+        least = QUIET_SHARE * way.timeout_s * (COMPILING if self._compiles else 1.0)
+        return min(way.timeout_s, max(least, SLOWER * concurrency * self._longest_s))
 
 
 def answered(record: RequestRecord, question: Question, request: str) -> Answered:
@@ -314,7 +317,8 @@ def serving(
 
             begin(subject.engine, process.base_url, trace)
         host = Launched(process)
-        yield Server(adapter, host, Access(), trace=trace)
+        compiles = subject.device != "cpu"
+        yield Server(adapter, host, Access(), trace=trace, compiles=compiles)
         host.check()
 
 
