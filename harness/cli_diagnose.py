@@ -71,7 +71,10 @@ def diagnose(
         typer.Argument(metavar="RUN", help="A stored run: what it served is diagnosed."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="reference, vllm, sglang or openai.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="reference, vllm, sglang or openai; a --url says it itself."
+        ),
     ] = None,
     profile: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A profile's name, or a TOML file.")
