@@ -176,7 +176,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent() -> None:
-    """For a child, before it becomes its program: it is killed when the thread that made it ends."""
+    """For a child before it becomes its program: it is killed once the thread that made it ends."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -33,7 +33,6 @@ from harness.prepare import (
 from harness.records import VARIANTS, Variant
 from harness.serving import AttachedServer, asking, warm_up
 
-
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "spec-harness": "reference"}
 """The engines by whom they name as a model's owner in `/v1/models`."""
 
@@ -98,7 +97,7 @@ def prepare_attached(request: Request, name: str) -> Prepared:
 
 
 def served_by(request: Request, root: str) -> str | None:
-    """The engine that answers at `root`, asked as the request says, by its own word; None: it names none of ours.
+    """The engine that answers at `root`, by its own word; None: it names none of ours.
 
     Raises `UsageError` where nothing fitting answers.
     """

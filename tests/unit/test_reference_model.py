@@ -172,7 +172,7 @@ def test_a_config_that_cannot_be_read_names_its_key(
 
 def test_a_tokenizer_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(EngineUsageError, match="no usable tokenizer: .*; fetch the tokenizer"):
+    with pytest.raises(EngineUsageError, match=r"no usable tokenizer: .*; fetch the tokenizer"):
         Tokenizer(tmp_path)
 
 
