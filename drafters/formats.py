@@ -22,11 +22,19 @@ from drafters.flat import (
     with_layers,
 )
 from drafters.ids import Family, family_of, from_index
-from drafters.reading import Checkpoint, Target, read_folder, read_target
+from drafters.reading import Checkpoint, Target, read_folder, read_target, wrong_number
 from drafters.spec import DrafterError
 from drafters.store import Plan, plan_weights, write_weights
 
-__all__ = ["aux_ids_for", "for_engine", "rope_of", "text_config", "to_config", "translate"]
+__all__ = [
+    "aux_ids_for",
+    "for_engine",
+    "rope_of",
+    "text_config",
+    "to_config",
+    "translate",
+    "wrong_number",
+]
 
 Destination = Literal["vllm", "sglang", "speculators"]
 _MLA_TYPES = ("kimi_k2", "deepseek_v2")  # what vLLM 0.32 loads an MLA head as

@@ -111,12 +111,13 @@ def read_target(path: Path) -> Target:
     names = config.get("architectures")
     first = names[0] if isinstance(names, list) and names else ""
     text = text_config(config)
+    wrong = wrong_layers(text) or wrong_number(text)
+    if wrong is not None:
+        raise DrafterError(f"{path / 'config.json'}: {wrong}")
     try:
         rope_of(text)
     except (TypeError, ValueError) as error:
         raise DrafterError(f"{path / 'config.json'}: its rope cannot be read: {error}") from None
-    if (wrong := wrong_layers(text)) is not None:
-        raise DrafterError(f"{path / 'config.json'}: {wrong}")
     return Target(path=path, config=text, architecture=str(first))
 
 
@@ -126,6 +127,34 @@ def wrong_layers(config: Mapping[str, Any]) -> str | None:
     if type(layers) is int and layers < 1:
         return f"num_hidden_layers is {layers}: a model has one layer or more; fetch it again"
     return None
+
+
+def wrong_number(config: Mapping[str, Any]) -> str | None:
+    """What is wrong with a model's rotary embedding or norm; None where they can be read.
+
+    Readers pass over a scaling that is no object and a base of 0, and take none and the default.
+    """
+    ropes = {key: config[key] for key in ("rope_scaling", "rope_parameters") if key in config}
+    for key, value in ropes.items():
+        if value is not None and not isinstance(value, dict):
+            return f"{key} is {repr(value)[:60]}, not an object"
+    places = {"": config, **{f"{key}.": value or {} for key, value in ropes.items()}}
+    told = (
+        _wrong_value(where + key, held[key], or_zero=key == "rms_norm_eps")
+        for where, held in places.items()
+        for key in ("rope_theta", "rms_norm_eps")
+        if held.get(key) is not None
+    )
+    return next(filter(None, told), None)
+
+
+def _wrong_value(key: str, value: Any, *, or_zero: bool) -> str | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        return f"{key}: {str(error)[:120]}"
+    right = 0 < number < float("inf") or (or_zero and number == 0)
+    return None if right else f"{key} is {repr(value)[:60]}, not a positive number"
 
 
 def read_folder(
@@ -253,6 +282,8 @@ def family_hint(
 
 def refuse_unknown(flat: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> None:
     """Raise DrafterError for what is written and has no place in a `DrafterSpec`."""
+    if (wrong := wrong_number(flat)) is not None:
+        raise DrafterError(wrong)
     layers = flat.get("num_hidden_layers", 1)
     if any(name.startswith("layers.") and not name.startswith("layers.0.") for name in tensors):
         raise DrafterError("the head has several decoder layers: only heads of one are read")

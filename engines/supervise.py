@@ -175,6 +175,11 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+def die_with_parent() -> None:
+    """For a child before it becomes its program: it is killed once the thread that made it ends."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def parents() -> dict[int, int]:
     """Every live process's parent, zombies left out: pid -> parent's pid."""
     found = {}
@@ -294,7 +299,7 @@ class Supervisor:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+            preexec_fn=die_with_parent,
         )
         if log != 2:
             os.close(log)

@@ -32,6 +32,12 @@ class Launched:
         """The same, asked once after requests failed: their engine may be about to die."""
         return _told(self._process.death(DEATH_SEEN_S))
 
+    def check(self) -> None:
+        """Raise what it died of, where nobody saw it die."""
+        death = self._process.death()
+        if death is not None:
+            raise death
+
     def failed(self, reason: str) -> EngineFailed:
         """The error to end with: what it died of, else `reason`."""
         return self._process.death() or EngineFailed(

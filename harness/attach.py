@@ -33,6 +33,9 @@ from harness.prepare import (
 from harness.records import VARIANTS, Variant
 from harness.serving import AttachedServer, asking, warm_up
 
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "spec-harness": "reference"}
+"""The engines by whom they name as a model's owner in `/v1/models`."""
+
 
 def prepare_all(request: Request) -> list[Prepared]:
     """Every engine that is asked for, each once: to be started, or running already."""
@@ -93,11 +96,26 @@ def prepare_attached(request: Request, name: str) -> Prepared:
     )
 
 
+def served_by(request: Request, root: str) -> str | None:
+    """The engine that answers at `root`, by its own word; None: it names none of ours.
+
+    Raises `UsageError` where nothing fitting answers.
+    """
+    source, _ = choose_profile(request, "openai")
+    plan = build(source, "openai", list(request.sets))
+    check_client(plan.client)
+    return served_model(root, plan).engine
+
+
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """The model a server serves, and its longest context in tokens; None: it does not say."""
+    """The model a server serves, its longest context in tokens and its engine (`OWNERS`).
+
+    None: it does not say.
+    """
 
     name: str
     context: int | None = None
+    engine: str | None = None
 
 
 def fitting_prompts(
@@ -173,6 +191,7 @@ def served_model(root: str, plan: Plan) -> Served:
 class _Model(msgspec.Struct):
     id: str
     max_model_len: Any = None
+    owned_by: Any = None
 
 
 class _Models(msgspec.Struct):
@@ -186,7 +205,11 @@ def served_models(body: bytes) -> list[Served]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
     return [
-        Served(name=model.id, context=_context(model.max_model_len))
+        Served(
+            name=model.id,
+            context=_context(model.max_model_len),
+            engine=OWNERS.get(str(model.owned_by)),
+        )
         for model in models
         if model.id and model.id.isprintable() and len(model.id) <= 1000
     ]

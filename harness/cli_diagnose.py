@@ -71,7 +71,10 @@ def diagnose(
         typer.Argument(metavar="RUN", help="A stored run: what it served is diagnosed."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="reference, vllm, sglang or openai.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="reference, vllm, sglang or openai; a --url says it itself."
+        ),
     ] = None,
     profile: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A profile's name, or a TOML file.")
@@ -147,7 +150,7 @@ def diagnose(
     if run is not None and profile is not None:
         raise UsageError("--profile: a stored run has its own plan; change it with --set")
     from harness.diagnose.mend import begun, check_apart, check_new, discard, try_to_mend
-    from harness.diagnose.story import check_names
+    from harness.diagnose.story import check_names, telling_what_is_kept, with_mending
     from harness.diagnose.story import run as do_diagnose
     from harness.diagnose.subjects import Asked, case_of, folder_for
     from harness.prepare import Request
@@ -163,7 +166,7 @@ def diagnose(
         check_out(fix, "--fix")
         mending = begun(fix)
     urls = parse_urls([url] if url else [])
-    default = () if run is not None else (("openai",) if urls else ("reference",))
+    default = () if run is not None or urls else ("reference",)
     request = Request(
         engines=(engine,) if engine else default,
         profile=profile,
@@ -190,7 +193,7 @@ def diagnose(
             progress.say(line)
         folder = folder_for(case, progress, mending)
         progress.say(f"writing to {folder}")
-        with telling_how_to_go_on():
+        with telling_how_to_go_on(), telling_what_is_kept(progress):
             ended = do_diagnose(
                 case.subject, case.prompts, folder, progress=progress, options=case.options
             )
@@ -199,9 +202,19 @@ def diagnose(
                 mended = try_to_mend(
                     ended, case.prompts, fix, progress=progress, options=case.options
                 )
+                ended = with_mending(ended, lines_of(mended), progress)
             elif fix is not None and ended.exit_code == 0:
                 discard(fix)
     finish(ended, as_json, mended)
+
+
+def lines_of(mended: Mended | str) -> list[str]:
+    """What was mended, for the diagnosis's own page, or why nothing was."""
+    from harness.diagnose.mend import told
+
+    if isinstance(mended, str):
+        return [f"not mended: {mended.removeprefix('--fix: ')}"]
+    return told(mended).splitlines()
 
 
 def check_together(ctx: typer.Context, self_test: bool, limit_minutes: float | None) -> None:
@@ -226,12 +239,9 @@ def _on_the_line(ctx: typer.Context, name: str | None) -> bool:
 
 @contextmanager
 def telling_how_to_go_on() -> Iterator[None]:
-    """An interruption or a full disk loses nothing; it is said what to do then."""
+    """A full disk loses nothing; it is said what to do then."""
     try:
         yield
-    except KeyboardInterrupt:
-        complain("what was found is kept; the same command goes on behind it")
-        raise
     except OSError as error:
         if error.errno not in FULL or error.filename is None:
             raise
@@ -262,6 +272,7 @@ def finish(ended: Outcome, as_json: bool, mended: Mended | str | None) -> None:
     """
     from harness.diagnose.folders import PAGE
     from harness.diagnose.page.markdown import to_markdown
+    from harness.diagnose.story import KEPT
     from harness.measure.store import to_json
 
     if as_json:
@@ -271,6 +282,7 @@ def finish(ended: Outcome, as_json: bool, mended: Mended | str | None) -> None:
     sys.stdout.flush()
     if ended.failure is not None:
         tell_engine_failure(ended.failure)
+        complain(KEPT)
     if ended.exit_code == 4:
         complain(f"void, nothing can be said: {ended.void}")
     page = ended.folder / PAGE

@@ -22,6 +22,7 @@ from engines.catalog import adapter as adapter_named
 from engines.checkpoint import read_json
 from engines.prefix import check_prefix
 from engines.process import check_port, free_port
+from engines.supervise import die_with_parent
 from harness.choose import choose_profile
 from harness.errors import EngineFailure, UsageError, one_line
 from harness.load.prompts.datasets import (
@@ -421,6 +422,8 @@ def understanding(*folders: Path) -> Iterator[None]:
         *(ArithmeticError, RecursionError, OSError),
     ) as error:
         said = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyError):
+            said = f"the key {error} is missing"
         raise UsageError(
             f"{' or '.join(map(str, folders))}: not a checkpoint that can be understood "
             f"({said[:200]}); fetch it again"
@@ -428,10 +431,15 @@ def understanding(*folders: Path) -> Iterator[None]:
 
 
 def demo_pair(plan: Plan) -> Path:
-    """The demo pair's folder, made first where it is not there yet (minutes, with progress)."""
+    """The demo pair's folder, made first where it is not there yet (minutes, with progress).
+
+    Its maker does not outlive this process, however that ends.
+    """
     command = [sys.executable, "-m", "training", "demo"]
     command += ["--target", plan.demo.target, "--drafter", plan.demo.drafter]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=False, preexec_fn=die_with_parent
+    )
     lines = done.stdout.strip().splitlines()
     if done.returncode == 130:
         raise KeyboardInterrupt

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ import msgspec
 from engines.base import EngineError, EngineFailed
 from harness.announce import title_of
 from harness.attach import prepare_all
+from harness.doctoring.storage import takes_a_folder
 from harness.errors import UsageError, VoidRun
 from harness.findings import Summary
 from harness.floor import ask_again
@@ -285,18 +284,9 @@ def check_out(out: Path, option: str = "--out") -> None:
         folder = nearest.is_dir()
     except OSError as error:
         raise UsageError(f"{option} {str(out)[:200]}: {error.strerror}") from None
-    if not folder or not _takes_a_folder(nearest):
+    if not folder or not takes_a_folder(nearest):
         why = "may not be written to" if folder else "is not a folder"
         raise UsageError(f"{option} {out}: {nearest} {why}; choose another")
-
-
-def _takes_a_folder(place: Path) -> bool:
-    """Whether a folder can be made there; rights alone do not tell, as of /proc for root."""
-    try:
-        os.rmdir(tempfile.mkdtemp(dir=place, prefix=".writable-"))
-    except OSError:
-        return False
-    return True
 
 
 def begin(request: Request, prepared: list[Prepared], made: Made | None = None) -> RunFolder:

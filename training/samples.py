@@ -77,6 +77,12 @@ def shard_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob(PATTERN))
 
 
+def samples_in(folder: Path) -> Path:
+    """Where the samples of `folder` lie: a training keeps them in a folder of their own."""
+    inner = folder / "samples"
+    return inner if inner.is_dir() else folder
+
+
 def read_samples(folder: Path, *, dropped: bool = False) -> Iterator[Sample]:
     """The kept samples in order (`dropped`: the others too). Raises `UsageError`.
 

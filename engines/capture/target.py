@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drafters.formats import text_config
+from drafters.formats import text_config, wrong_number
 from engines.base import EngineUsageError
 from engines.checkpoint import read_config
 
@@ -60,6 +60,8 @@ def capture_target(folder: Path) -> CaptureTarget:
     config = read_config(folder, "target")
     text: dict[str, Any] = text_config(config)
     try:
+        if (wrong := wrong_number(text)) is not None:
+            raise ValueError(wrong)
         return CaptureTarget(
             folder=folder,
             architecture=str((config.get("architectures") or [""])[0]),
@@ -70,9 +72,14 @@ def capture_target(folder: Path) -> CaptureTarget:
             norm_eps=float(text.get("rms_norm_eps", 1e-6)),
             tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
         raise EngineUsageError(
-            f"{folder / 'config.json'}: cannot be read as a language model's: {error!r}"
+            f"{folder / 'config.json'}: the key {error} is missing, which a language model has; "
+            "fetch the checkpoint again"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise EngineUsageError(
+            f"{folder / 'config.json'}: cannot be read as a language model's: {error}"
         ) from None
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from drafters.reading import wrong_number
 from engines.base import EngineUsageError
 from engines.checkpoint import read_json
 
@@ -93,15 +94,22 @@ def read_config(model: Path) -> ModelConfig:
         )
     try:
         return _flatten(model, raw, text, prefix, is_llama=architecture in LLAMA_ARCHITECTURES)
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
         raise EngineUsageError(
-            f"{model / 'config.json'}: cannot be read as {architecture}: {error!r}"
+            f"{model / 'config.json'}: the key {error} is missing, which {architecture} has; fetch "
+            "the checkpoint again"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise EngineUsageError(
+            f"{model / 'config.json'}: cannot be read as {architecture}: {error}"
         ) from error
 
 
 def _flatten(
     model: Path, raw: dict[str, Any], text: dict[str, Any], prefix: str, *, is_llama: bool
 ) -> ModelConfig:
+    if (wrong := wrong_number(text)) is not None:
+        raise ValueError(wrong)
     heads = int(text["num_attention_heads"])
     if text.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {text['hidden_act']!r}; only silu is implemented")

@@ -43,7 +43,9 @@ class Tokenizer:
                 )
         except Exception as error:  # the libraries raise bare Exceptions
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise EngineUsageError(f"{folder}: no usable tokenizer: {reason}") from error
+            raise EngineUsageError(
+                f"{folder}: no usable tokenizer: {reason}; fetch the tokenizer's files again"
+            ) from error
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids of `text`; `special` adds what the tokenizer puts around a text (as bos)."""

@@ -24,6 +24,10 @@ IDENTITY, DOSSIER, DIAGNOSIS = "subject.json", "dossier.json", "diagnosis.json"
 MARKDOWN, PAGE = "diagnosis.md", "diagnosis.html"
 HOLDER = ".process"
 """Holds the id of the process that is diagnosing in the folder."""
+FAILED = "engine-failed.txt"
+"""Says what the engine died of: the verdict is one without what it was needed for."""
+WORDS = ("dataset", "prompts")
+"""What a subject says of the prompts: their token ids tell whether they are others."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +45,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     def differences(self, other: Identity) -> list[str]:
         """In words, what differs."""
         ours, theirs = msgspec.structs.asdict(self.subject), msgspec.structs.asdict(other.subject)
-        found = [key for key in ours if ours[key] != theirs[key]]
+        found = [key for key in ours if key not in WORDS and ours[key] != theirs[key]]
         found += [
             f"the {name}'s files"
             for name in self.digests
@@ -102,6 +106,11 @@ class DiagnosisFolder:
         """Whether the verdict was written."""
         return (self.path / DIAGNOSIS).is_file()
 
+    @property
+    def to_go_on(self) -> bool:
+        """Whether the same command goes on here: it was cut short, or its engine failed."""
+        return not self.finished or (self.path / FAILED).is_file()
+
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """Hold the folder for one process. Raises `UsageError` where another holds it."""
@@ -152,9 +161,23 @@ class DiagnosisFolder:
         evidence = Evidence(name=name, took_s=took_s, found=msgspec.to_builtins(found))
         write_atomic(self._evidence(name), to_json(evidence))
 
-    def finish(self, dossier: Dossier, diagnosis: Diagnosis, pages: dict[str, str]) -> None:
-        """The verdict: pages first, `diagnosis.json` last, which says that all is there."""
+    def finish(
+        self,
+        dossier: Dossier,
+        diagnosis: Diagnosis,
+        pages: dict[str, str],
+        failure: str | None = None,
+    ) -> None:
+        """The verdict; `failure`: why the engine did not start, or died."""
         write_atomic(self.path / DOSSIER, to_json(dossier))
+        if failure is not None:
+            write_atomic(self.path / FAILED, f"{failure}\n".encode())
+        self.tell(diagnosis, pages)
+        if failure is None:  # last: until then the verdict is the one before
+            (self.path / FAILED).unlink(missing_ok=True)
+
+    def tell(self, diagnosis: Diagnosis, pages: dict[str, str]) -> None:
+        """Pages first, `diagnosis.json` last, which says that all is there."""
         for name, text in pages.items():
             write_atomic(self.path / name, text.encode())
         write_atomic(self.path / DIAGNOSIS, to_json(diagnosis))
@@ -164,10 +187,10 @@ class DiagnosisFolder:
 
 
 def unfinished(root: Path) -> Iterator[tuple[DiagnosisFolder, Identity]]:
-    """The diagnoses below `root` that are under way or were cut short, the newest first."""
+    """The diagnoses below `root` that are to be gone on with or under way, the newest first."""
     for path in sorted(root.glob(f"*/{IDENTITY}"), reverse=True):
         for folder, known in of_folder(path.parent):
-            if not folder.finished:
+            if folder.to_go_on:
                 yield folder, known
 
 

@@ -42,7 +42,14 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     trained_on: str | None = None
     """A folder of the drafter's training samples, where it is there: tells overfitting."""
     dataset: str | None = None
-    """Where the prompts are from, as the plan's `workload.dataset` names it; None: not told."""
+    """Where the prompts come from: a data set's name, or a file; None: not told."""
+    prompts: int | None = None
+
+    @property
+    def asked(self) -> str:
+        """Which prompts are asked, in words; empty where nobody says."""
+        count = f"{self.prompts} prompts" if self.prompts is not None else ""
+        return f"{count or 'prompts'} of {self.dataset}" if self.dataset is not None else count
 
 
 class Proportion(msgspec.Struct, frozen=True, kw_only=True):
@@ -330,6 +337,8 @@ class Dossier(msgspec.Struct, frozen=True, kw_only=True):
     toggles: tuple[Toggle, ...] = ()
     controls: Controls | None = None
     skipped: dict[str, str] = msgspec.field(default_factory=dict)
+    needless: tuple[str, ...] = ()
+    """Those of `skipped` that could have changed nothing."""
     took_s: dict[str, float] = msgspec.field(default_factory=dict)
 
 
@@ -361,11 +370,22 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the waterfall: acceptance length before and after, and what took it."""
+    """One step of the waterfall: acceptance length before and after, and what took it.
+
+    `error`: half of the 95% interval of `lost`; None for two walks over one text, which differ by
+    nothing else. `steps`: verify steps that the length is of.
+    """
 
     name: str
     length: float
     lost: float | None
+    error: float | None = None
+    steps: int | None = None
+
+    @property
+    def sure(self) -> bool:
+        """Whether what is lost is more than its error."""
+        return self.lost is not None and (self.error is None or abs(self.lost) > self.error)
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -379,4 +399,6 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     ranked: tuple[Ranked, ...]
     waterfall: tuple[Share, ...]
     next_experiments: tuple[str, ...] = ()
+    mending: tuple[str, ...] = ()
+    """What `--fix` did, in lines; empty where it was not asked for."""
     schema: str = "1.0"

@@ -16,6 +16,8 @@ from harness.diagnose.causes import CAUSES
 from harness.diagnose.records import Dossier
 from harness.diagnose.rules import execution, naming, states, wanted
 
+UNNAMED = "the engine (name it with --engine)"
+"""A server that runs already, and does not say which engine it is."""
 FLAGS = ("norm_output", "norm_before_residual")
 """Causes that are a switch of the checkpoint's config of the same name."""
 BUILTIN = "builtin"
@@ -117,7 +119,7 @@ def _words(text: str) -> set[str]:
 
 def _change(dossier: Dossier, cause: str, details: dict[str, str]) -> str | None:
     """The exact change; None where the cause's own text says all there is."""
-    engine = dossier.subject.engine
+    engine = UNNAMED if dossier.subject.engine == "openai" else dossier.subject.engine
     trained, served = details.get("trained_layers"), details.get("served_layers")
     declared = details.get("declared_layers", "nothing of them")
     if trained is not None:

@@ -13,8 +13,6 @@ from harness.diagnose.rules.located import made, wanted_ones
 from harness.diagnose.rules.measures import finite, first_rate, length, number, percent, rate, span
 from harness.errors import one_line
 
-NOT_NEEDED = "not needed"
-"""How the reason begins why an experiment was left out that could have changed nothing."""
 SAMPLED = ("strict_rejection", "greedy_drafts_sampled")
 OF_DRAFTER = ("checkpoint", "training")
 MOST_NAMES = 4
@@ -146,7 +144,8 @@ def _left_out(dossier: Dossier) -> str:
     by_reason: dict[str, list[str]] = {}
     for name in wanted_ones(dossier):
         why = dossier.skipped.get(name, "")
-        if not made(dossier, name) and not why.startswith(NOT_NEEDED) and (why or name != "audit"):
+        open_ = not made(dossier, name) and name not in dossier.needless
+        if open_ and (why or name != "audit"):
             by_reason.setdefault(_few_words(why), []).append(name)
     return "; ".join(
         ", ".join(names) + (f" [{why}]" if why else "") for why, names in by_reason.items()

@@ -8,8 +8,8 @@ certain.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,6 @@ from harness.diagnose.folders import (
     prompts_digest,
 )
 from harness.diagnose.records import Diagnosis, Dossier, Subject
-from harness.diagnose.sentences import NOT_NEEDED
 from harness.errors import HarnessError, UsageError, one_line
 from harness.measure.logprobs import NoLogprobs
 from harness.plan.strict import nearest
@@ -40,6 +39,7 @@ from harness.run import NOT_WRITABLE
 if TYPE_CHECKING:
     from engines.reference.engine import Engine
 
+KEPT = "what was found is kept; the same command goes on behind it"
 NEEDED = ("expected", "observed")
 """Before these nothing is certain: without them nobody knows whether anything is lost."""
 
@@ -99,15 +99,29 @@ def run(
         where.begin(identity_of(subject, prompts, options))
         with ExitStack() as stack:
             work = Work(subject, prompts, where, progress, options, stack, target)
-            for name in EXPERIMENTS:
-                _experiment(work, name, options, progress)
+            with telling_what_is_kept(progress):  # at once, before the engine is waited for
+                for name in EXPERIMENTS:
+                    _experiment(work, name, options, progress)
             work.end()
             dossier, failure = work.dossier, work.failure
+        progress.stage("concluding")
         diagnosis = _conclude(dossier)
         told = msgspec.structs.replace(dossier, subject=recorded(subject))
         written = _pages(told, diagnosis, progress) if pages else {}
-        where.finish(told, diagnosis, written)
+        where.finish(told, diagnosis, written, None if failure is None else one_line(str(failure)))
     return Outcome(folder=where.path, dossier=dossier, diagnosis=diagnosis, failure=failure)
+
+
+@contextmanager
+def telling_what_is_kept(progress: Progress) -> Iterator[None]:
+    """An interruption loses nothing, which is said once."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        if KEPT not in getattr(stopped, "__notes__", ()):
+            progress.say(KEPT)
+            stopped.add_note(KEPT)
+        raise
 
 
 def _experiment(work: Work, name: str, options: Options, progress: Progress) -> None:
@@ -117,9 +131,12 @@ def _experiment(work: Work, name: str, options: Options, progress: Progress) -> 
         work.take(name, *before)
         progress.say(f"{name}: found before")
         return
-    why = _unwanted(work, name, options)
+    why = _unwanted(name, options)
     if why is not None:
         work.leave_out(name, why)
+        return
+    if not options.thorough and _decided(work.dossier):
+        work.leave_out(name, "not needed: the verdict is certain without it", needless=True)
         return
     begun = time.perf_counter()
     progress.stage(f"{name}: {EXPERIMENTS[name].looks_at}")
@@ -139,18 +156,17 @@ def _experiment(work: Work, name: str, options: Options, progress: Progress) -> 
         progress.say(f"{name}: left out: {why}")
         return
     took = time.perf_counter() - begun
-    work.folder.keep(name, found, took)
+    if work.whole(name):
+        work.folder.keep(name, found, took)
     work.take(name, found, took)
     progress.say(f"{name}: done in {took:.1f} s")
 
 
-def _unwanted(work: Work, name: str, options: Options) -> str | None:
+def _unwanted(name: str, options: Options) -> str | None:
     if options.only and name not in options.only:
         return "left out (--only)"
     if name in options.skip:
         return "left out (--skip)"
-    if not options.thorough and _decided(work.dossier):
-        return f"{NOT_NEEDED}: the verdict is certain without it"
     return None
 
 
@@ -226,6 +242,19 @@ def _pages(dossier: Dossier, diagnosis: Diagnosis, progress: Progress) -> dict[s
             said = one_line(f"{type(error).__name__}: {error}")
             progress.say(f"{name} could not be written ({said}); all is in dossier.json")
     return pages
+
+
+def with_mending(ended: Outcome, lines: Sequence[str], progress: Progress) -> Outcome:
+    """The same diagnosis, which now says what `--fix` did; in its folder too."""
+    from harness.diagnose.verdict import WITH_FIX
+
+    still = tuple(n for n in ended.diagnosis.next_experiments if n != WITH_FIX)
+    diagnosis = msgspec.structs.replace(
+        ended.diagnosis, mending=tuple(lines), next_experiments=still
+    )
+    told = msgspec.structs.replace(ended.dossier, subject=recorded(ended.dossier.subject))
+    DiagnosisFolder(ended.folder).tell(diagnosis, _pages(told, diagnosis, progress))
+    return msgspec.structs.replace(ended, diagnosis=diagnosis)
 
 
 def check_names(names: Collection[str], option: str) -> None:

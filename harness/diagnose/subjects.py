@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from harness.analyse.acceptance import estimates, pooled_acceptance
-from harness.attach import prepare_all
-from harness.diagnose.experiments.asking import Access
+from harness.attach import prepare_all, served_by
+from harness.diagnose.experiments.asking import TIMEOUT_S, Access
 from harness.diagnose.experiments.work import Options
 from harness.diagnose.folders import Identity, of_folder, unfinished
 from harness.diagnose.records import Length, Subject
@@ -20,12 +20,14 @@ from harness.diagnose.story import identity_of
 from harness.errors import UsageError
 from harness.load.prompts.prompt import Prompt, said_texts
 from harness.load.prompts.tokens import TargetTokenizer
+from harness.load.streaming.origin import Origin
 from harness.measure.store import RunFolder
 from harness.measure.table import RequestTable
 from harness.prepare import Prepared, Request, api_key, check_checkpoint, path_of
 from harness.progress import Progress
 from harness.run import request_in
 from harness.stored import read_run
+from training.samples import samples_in, shard_paths
 
 PROMPTS = 12
 FEWEST_TOKENS = 8
@@ -64,20 +66,29 @@ def case_of(asked: Asked) -> Case:
             raise UsageError(f"{option} {path}: no such folder")
     if asked.trained_target is not None:
         check_checkpoint(asked.trained_target, "--trained-target")
+    if asked.trained_on is not None and not shard_paths(samples_in(asked.trained_on)):
+        raise UsageError(
+            f"--trained-on {asked.trained_on}: holds no samples (samples-*.jsonl); give the "
+            "folder that `python -m training generate` wrote them into"
+        )
     request, in_run, cost = asked.request, None, None
     said: list[str] = []
     if asked.run is not None:
         request, name = _request_of(asked.run, asked.request)
         in_run, cost = _measured(asked.run, name)
         said.append(f"run {asked.run}: {name}" + _told(in_run))
+    if not request.engines:
+        request, line = _recognised(request)
+        said.append(line)
     prepared = prepare_all(request)[0]
     subject = _subject(prepared, asked)
     prompts, options = _prompts(prepared, subject, asked.prompts)
+    subject = msgspec.structs.replace(subject, dataset=_dataset(prepared), prompts=len(prompts))
     options = msgspec.structs.replace(
         options, only=asked.only, skip=asked.skip, in_run=in_run, step_cost=cost
     )
     served = f"target {subject.target}, drafter {subject.drafter}, k = {subject.k}"
-    said.insert(0, f"{prepared.name}: {prepared.why}; {served}, {len(prompts)} prompts")
+    said.insert(0, f"{prepared.name}: {prepared.why}; {served}, {subject.asked}")
     return Case(
         subject=subject, prompts=prompts, options=options, out=request.out, said=tuple(said)
     )
@@ -143,6 +154,20 @@ def _request_of(run: Path, given: Request) -> tuple[Request, str]:
         out=given.out,
         command=given.command,
     ), name
+
+
+def _recognised(request: Request) -> tuple[Request, str]:
+    """The request, of the engine that answers at its URL; and what is told of that."""
+    url = Origin.several(next(iter(request.urls.values())))[0].root
+    name = served_by(request, url)
+    if name is not None:
+        return msgspec.structs.replace(request, engines=(name,)), (
+            f"--url {url}: it says that it is {name}; --engine names another"
+        )
+    return msgspec.structs.replace(request, engines=("openai",)), (
+        f"--url {url}: does not say which engine it is, so that its layer ids and flags are not "
+        "judged as an engine reads them; name it with --engine"
+    )
 
 
 def _measured(run: Path, engine: str) -> tuple[Length | None, float | None]:
@@ -219,7 +244,6 @@ def _subject(prepared: Prepared, asked: Asked) -> Subject:
         run=str(asked.run.resolve()) if asked.run else None,
         trained_target=str(asked.trained_target.resolve()) if asked.trained_target else None,
         trained_on=str(asked.trained_on.resolve()) if asked.trained_on else None,
-        dataset=plan.workload.dataset,
     )
 
 
@@ -233,6 +257,13 @@ def _needed(path: str | None, key: str) -> Path:
     folder = path_of(path)
     check_checkpoint(folder, key)
     return folder
+
+
+def _dataset(prepared: Prepared) -> str:
+    """Where the prompts come from: a trace may hold them, and the data set then says nothing."""
+    plan = prepared.plan
+    of_trace = plan.load.trace is not None and prepared.prompts[0].position is not None
+    return str(plan.load.trace) if of_trace else plan.workload.dataset
 
 
 Ids = tuple[tuple[int, ...], ...]
@@ -270,6 +301,7 @@ def _prompts(prepared: Prepared, subject: Subject, wanted: int) -> tuple[Ids, Op
         form="templated" if chat else "raw",
         other_form=tuple(others) if differ else (),
         access=access,
+        timeout_s=max(TIMEOUT_S, prepared.plan.load.timeout_s),
         max_tokens=max(FEWEST_TOKENS, min(Options().max_tokens, context - longest - subject.k - 1)),
     )
     return tuple(ids), options

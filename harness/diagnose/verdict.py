@@ -15,6 +15,7 @@ from harness.diagnose.rules.points import points
 from harness.diagnose.rules.weights import GOOD, STRONG
 from harness.diagnose.sentences import sentence
 
+WITH_FIX = "write the corrected copy with --fix, and diagnose it"
 CERTAIN, LIKELY = 5.0, 3.0
 """Scores: the logarithm of the odds; 150 to 1, 20 to 1."""
 AHEAD = 0.4
@@ -147,7 +148,7 @@ def _next(dossier: Dossier, cause: str, ranked: Sequence[Ranked]) -> tuple[str, 
     leaders = [r for r in ranked if r.score > 0 and r.evidence_for][:3]
     if cause != UNKNOWN and ranked[0].strength == "certain":
         fixable = CAUSES[cause].fixable
-        return ("write the corrected copy with --fix, and diagnose it",) if fixable else ()
+        return (WITH_FIX,) if fixable else ()
     settling = [f"{r.title}: {r.settles}" for r in leaders if r.settles]
     if training.is_low(dossier) and asked_builtin(dossier):
         settling.insert(0, OWN_PROMPTS)

@@ -14,7 +14,7 @@ from harness.diagnose.rules import execution, states, wanted
 from harness.diagnose.rules.measures import counted, length, number, percent, span
 from harness.errors import one_line
 
-WATERFALL = ("acceptance", "tokens a step", "drafts accepted", "lost")
+WATERFALL = ("acceptance", "tokens a step", "drafts accepted", "lost", "verify steps")
 CAUSES_TABLE = ("cause", "how sure", "score", "for it", "against it", "what to do")
 FINDINGS_TABLE = ("severity", "finding", "remedy", "cause")
 OTHER = "other"
@@ -59,6 +59,7 @@ class View:
     remedy: str
     details: tuple[tuple[str, str], ...]
     upstream: tuple[str, ...]
+    mending: tuple[str, ...]
     next_experiments: tuple[str, ...]
     waterfall: tuple[tuple[str, ...], ...]
     causes: tuple[CauseRow, ...]
@@ -84,6 +85,7 @@ def view_of(dossier: Dossier, diagnosis: Diagnosis) -> View:
         remedy=one_line(first.remedy, 800) if first is not None else "",
         details=tuple(_details(first)) if first is not None else (),
         upstream=CAUSES[first.cause].seen if first is not None else (),
+        mending=tuple(one_line(line, 600) for line in diagnosis.mending),
         next_experiments=tuple(one_line(n, 300) for n in diagnosis.next_experiments),
         waterfall=tuple(_waterfall(diagnosis, subject.k)),
         causes=tuple(_cause_row(r) for r in shown),
@@ -105,6 +107,8 @@ def _meta(dossier: Dossier) -> str:
         parts.append(f"temperature {subject.temperature:g}")
     if subject.tensor_parallel > 1:
         parts.append(f"tensor parallel {subject.tensor_parallel}")
+    if subject.asked:
+        parts.append(subject.asked)
     took = sum(dossier.took_s.values())
     if took:
         parts.append(f"{took:.0f} s of experiments")
@@ -129,7 +133,10 @@ def _waterfall(diagnosis: Diagnosis, k: int) -> list[tuple[str, ...]]:
     for share in diagnosis.waterfall:
         accepted = percent((share.length - 1) / max(k, 1))
         lost = "" if share.lost is None else f"{round(share.lost, 2) + 0.0:.2f}"  # no -0.00
-        rows.append((share.name, number(share.length), accepted, lost))
+        if lost not in ("", "0.00") and not share.sure:
+            lost += ", within its error"
+        steps = "" if share.steps is None else f"{share.steps:,d}"
+        rows.append((share.name, number(share.length), accepted, lost, steps))
     return rows
 
 

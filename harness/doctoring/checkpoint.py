@@ -14,7 +14,7 @@ import msgspec
 from drafters.formats import text_config
 from drafters.headers import TensorHeader, read_header
 from drafters.headers import read_json as read_object
-from drafters.reading import wrong_layers
+from drafters.reading import wrong_layers, wrong_number
 from drafters.spec import DrafterError
 from engines.base import EngineUsageError
 from engines.checkpoint import read_json
@@ -207,7 +207,8 @@ def check_target(facts: CheckpointFacts, checksums: bool, tell: Tell) -> Iterato
                    "set target.path to the folder of a checkpoint")  # fmt: skip
         return
     try:
-        what = wrong_layers(text_config(read_json(folder / "config.json")))
+        config = text_config(read_json(folder / "config.json"))
+        what = wrong_layers(config) or wrong_number(config)
     except EngineUsageError as error:
         what = str(error).removeprefix(f"{folder / 'config.json'}: ")
     if what is not None:

@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -195,8 +196,17 @@ def room(folder: Path, purpose: str, wanted: int, least: int = 100 * 2**20) -> R
         free=free,
         wanted=wanted,
         least=least,
-        writable=place.is_dir() and os.access(place, os.W_OK),
+        writable=place.is_dir() and takes_a_folder(place),
     )
+
+
+def takes_a_folder(place: Path) -> bool:
+    """Whether a folder can be made there; rights alone do not tell, as of /proc for root."""
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=place, prefix=".writable-"))
+    except OSError:
+        return False
+    return True
 
 
 def check_room(rooms: Sequence[Room]) -> Iterator[Finding]:

@@ -141,6 +141,7 @@ async def drive_slice(
 
     with few_collections():
         clock, lag = CpuClock(), LagSampler()
+        listening = asyncio.create_task(_listen(client, work.asking.quiet_s, stop))
         try:
             records = await execute(
                 client.ask,
@@ -154,6 +155,7 @@ async def drive_slice(
                 cell_id=work.cell_id,
             )
         finally:
+            listening.cancel()
             lags = lag.stop()
             await client.aclose()
         figures = clock.figures(work.share.worker, lags)
@@ -178,6 +180,15 @@ def _drive_here(work: Slice, engine_gone: EngineGone, on_tally: OnTally) -> Yiel
             watch.cancel()
 
     return run_interruptible(go())
+
+
+async def _listen(client: Client, quiet_s: float | None, stop: Stop) -> None:
+    """Ends a load whose server hangs: see `Asking.quiet_s`."""
+    if quiet_s is None:
+        return
+    while client.silent_s() < quiet_s:
+        await asyncio.sleep(WATCH_EVERY_S)
+    stop.set(f"nothing came from the server for {quiet_s:.0f} s")
 
 
 async def _watch(engine_gone: EngineGone, stop: Stop) -> None:

@@ -24,6 +24,10 @@ class NoLogprobs(Exception):
     """The server does not tell; the message says why, on one line."""
 
 
+class NoAnswer(NoLogprobs):
+    """It does not even answer."""
+
+
 class LogprobReader:
     """Asks one server. Every method raises `NoLogprobs` where there is no answer of use."""
 
@@ -145,7 +149,7 @@ class LogprobReader:
                 raise NoLogprobs(f"{path} answers {status}")
             told = msgspec.json.decode(data)
         except FetchError as error:
-            raise NoLogprobs(f"{path}: {error}") from None
+            raise NoAnswer(f"{path}: {error}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise NoLogprobs(f"{path} answers no JSON") from None
         if not isinstance(told, dict):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import diagnose_cases as made
+import msgspec
 import pytest
 from chromium import axe, browser, opened
 from diagnose_any import DOSSIERS
@@ -18,7 +19,11 @@ from harness.diagnose.page.figures import waterfall
 from harness.diagnose.page.markdown import to_markdown
 from harness.diagnose.page.page import render_page
 from harness.diagnose.records import Diagnosis, Dossier, Share
-from harness.diagnose.verdict import conclude
+from harness.diagnose.rules.gap import TITLES, losses
+from harness.diagnose.story import Outcome, with_mending
+from harness.diagnose.verdict import WITH_FIX, conclude
+from harness.diagnose.view import view_of
+from harness.progress import PlainProgress
 
 PHONE, DESK = 390, 1280
 THEMES = ("light", "dark")
@@ -103,6 +108,49 @@ def test_a_figure_says_how_many_steps_each_of_its_lines_is_of() -> None:
     for name, found in (("expected", dossier.expected), ("observed", dossier.observed)):
         assert f"{name}, {found.acceptance.counts.drafts:,d} steps" in page
     assert f"(n = {dossier.observed.acceptance.counts.drafts:,d} steps observed)" in page
+
+
+def test_what_fix_did_is_told_and_it_is_not_asked_for_again(tmp_path: Path) -> None:
+    dossier = made.CASES["layers_shifted"]()
+    found = conclude(dossier)
+    assert WITH_FIX in found.next_experiments
+    assert all("write the corrected copy" in form for form in told(dossier))
+    ended = Outcome(folder=tmp_path, dossier=dossier, diagnosis=found)
+    after = with_mending(ended, ["mended: the layer ids", "proven: 20%, now 62%"], PlainProgress())
+    assert after.diagnosis.cause == found.cause and not after.diagnosis.next_experiments
+    stored = msgspec.json.decode((tmp_path / "diagnosis.json").read_bytes(), type=Diagnosis)
+    assert stored == after.diagnosis
+    for name in ("diagnosis.html", "diagnosis.md"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert "mended: the layer ids" in text and "proven: 20%, now 62%" in text
+        assert "write the corrected copy" not in text
+
+
+def test_a_loss_within_its_error_is_told_as_one() -> None:
+    steps = (
+        Share(name="expected", length=2.10, lost=None, steps=1200),
+        Share(name="states", length=2.08, lost=0.02, error=0.05, steps=480),
+        Share(name="observed", length=1.50, lost=0.58, error=0.05, steps=90),
+    )
+    diagnosis = made.times(conclude(made.healthy()), waterfall=steps)
+    rows = view_of(made.healthy(), diagnosis).waterfall
+    assert [row[3:] for row in rows] == [
+        ("", "1,200"),
+        ("0.02, within its error", "480"),
+        ("0.58", "90"),
+    ]
+    drawn = waterfall(made.healthy(), diagnosis)
+    assert drawn is not None
+    assert all(f"{n} steps" in drawn.svg for n in ("1,200", "480", "90"))
+    assert "(-0.58)" in drawn.svg and "(-0.02)" not in drawn.svg
+
+
+def test_what_is_surely_lost_is_never_within_its_error() -> None:
+    for case in made.CASES.values():
+        dossier = case()
+        sure = {TITLES[name] for name in losses(dossier)}
+        told_sure = {share.name for share in conclude(dossier).waterfall if share.sure}
+        assert sure <= told_sure
 
 
 def test_foreign_text_is_escaped() -> None:
@@ -193,6 +241,19 @@ def test_the_verdict_comes_first_and_figures_have_a_size(chromium: Any, page: Pa
         )
     assert top < 300 and heads[:2] == ["H1", "DIV"]
     assert len(boxes) == 3 and all(w > 300 and h > 100 for w, h in boxes)
+
+
+def test_the_table_stands_beside_the_waterfall_with_room_around_it(
+    chromium: Any, page: Path
+) -> None:
+    with opened(chromium, page, width=DESK) as reader:
+        found = reader.look(
+            """["#fig-waterfall", "#lost table", "#fig-acceptance"].map((name) => {
+                const box = document.querySelector(name).getBoundingClientRect();
+                return [box.top, box.bottom]; })"""
+        )
+    fall, table, profile = found
+    assert fall[1] + 16 <= table[0] and table[1] + 16 <= profile[0]
 
 
 def test_no_word_of_a_figure_is_cut(chromium: Any, tmp_path: Path) -> None:

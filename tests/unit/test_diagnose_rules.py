@@ -671,8 +671,10 @@ def test_what_was_left_out_is_told_beside_no_fault() -> None:
         "[left out (--only)]; target [it failed (KeyError: 'x')])."
     )
     assert found.verdict.startswith("No fault in what was looked at: 49%")
-    needless = made.times(whole, target=None, skipped={"target": "not needed: it is certain"})
+    skipped = {"target": "not needed: it is certain"}
+    needless = made.times(whole, target=None, skipped=skipped, needless=("target",))
     assert "not looked at" not in conclude(needless).verdict
+    assert "not looked at: target" in conclude(made.times(needless, needless=())).verdict
     bare = conclude(Dossier(subject=whole.subject, skipped={"audit": "left out (--skip)"}))
     assert "could show one (not looked at: audit [left out (--skip)]; expected" in bare.verdict
     why = "http://127.0.0.1:8000: no prompt was answered: HTTP 500"

@@ -32,6 +32,7 @@ from harness.diagnose.folders import (
 from harness.diagnose.records import (
     Audit,
     AuditFinding,
+    Controls,
     Diagnosis,
     Dossier,
     Expected,
@@ -330,6 +331,95 @@ def test_an_engine_that_dies_costs_no_verdict(
     assert ended.exit_code == 3
 
 
+def test_one_whose_engine_failed_is_gone_on_with(
+    scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its verdict lacks what the engine was needed for: controls lack a part, and are made anew."""
+
+    @contextmanager
+    def serving(*_: Any, **__: Any) -> Iterator[Dying]:
+        yield Dying()
+
+    class Asking(Scripted):
+        def make(self, name: str) -> Any:
+            if name == "observed":
+                return self.round(self._way("alone"), self.questions)
+            return super().make(name)
+
+    place = tmp_path / "diagnose" / "d"
+    scripted.finds["controls"] = Controls()
+    monkeypatch.setattr(story, "Work", Asking)
+    monkeypatch.setattr("harness.diagnose.experiments.work.serving", serving)
+    assert run(place).exit_code == 3
+    assert folder_for(case(tmp_path), PlainProgress()) == place
+    scripted.made.clear()
+    assert run(place).exit_code == 3  # it dies again
+    assert folder_for(case(tmp_path), PlainProgress()) == place
+    assert not {"audit", "expected"} & set(scripted.made)
+    monkeypatch.setattr(story, "Work", Scripted)
+    scripted.made.clear()
+    ended = run(place)
+    assert ended.exit_code == 0 and ended.dossier.expected is not None
+    assert {"observed", "controls"} <= set(scripted.made)
+    assert not {"audit", "expected"} & set(scripted.made)
+    assert list(unfinished(tmp_path / "diagnose")) == []
+    assert folder_for(case(tmp_path), PlainProgress()) != place
+
+
+def test_an_interruption_is_answered_before_the_engine_is_waited_for(
+    scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def serving(*_: Any, **__: Any) -> Iterator[Dying]:
+        try:
+            yield Dying()
+        finally:
+            told.append("the engine is ended")
+
+    class Stopped(Scripted):
+        def make(self, name: str) -> Any:
+            if name == "observed":
+                self.server()
+                raise KeyboardInterrupt
+            return super().make(name)
+
+    class Telling(PlainProgress):
+        def say(self, text: str) -> None:
+            told.append(text)
+
+    monkeypatch.setattr(story, "Work", Stopped)
+    monkeypatch.setattr("harness.diagnose.experiments.work.serving", serving)
+    progress = Telling()
+    with pytest.raises(KeyboardInterrupt), story.telling_what_is_kept(progress):
+        story.run(SUBJECT, PROMPTS, tmp_path / "d", progress=progress)
+    assert told[-2:] == [story.KEPT, "the engine is ended"]
+
+
+def test_what_is_done_behind_the_last_experiment_is_named(
+    scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def serving(*_: Any, **__: Any) -> Iterator[Dying]:
+        yield Dying(seen=False)
+
+    class Served(Scripted):
+        def make(self, name: str) -> Any:
+            self.server()
+            return super().make(name)
+
+    class Telling(PlainProgress):
+        def stage(self, text: str) -> None:
+            told.append(text)
+
+    told: list[str] = []
+    monkeypatch.setattr(story, "Work", Served)
+    monkeypatch.setattr("harness.diagnose.experiments.work.serving", serving)
+    story.run(SUBJECT, PROMPTS, tmp_path / "d", progress=Telling())
+    assert told[-2:] == ["ending the engine", "concluding"]
+
+
 def test_a_server_elsewhere_that_never_answers_has_failed(
     scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +455,7 @@ def test_the_rest_is_left_out_once_it_is_decided(
     ended = run(tmp_path / "a")
     assert scripted.made == ["audit", "expected", "observed"]
     assert ended.dossier.skipped["replay"].startswith("not needed")
+    assert "replay" in ended.dossier.needless and "observed" not in ended.dossier.needless
     scripted.made.clear()
     run(tmp_path / "b", thorough=True)
     assert scripted.made == list(EXPERIMENTS)

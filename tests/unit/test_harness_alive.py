@@ -70,3 +70,9 @@ def test_a_server_elsewhere_is_lost_once_its_port_is_closed() -> None:
     lost: Any = host.lost()
     assert "does not answer any more" in lost and host.gone() is None
     assert str(host.failed(lost)).startswith(host.url)
+
+
+def test_a_death_that_nobody_saw_is_raised_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    Launched(dying(monkeypatch, 10**9)).check()
+    with pytest.raises(EngineFailed, match="exited with code 9"):
+        Launched(dying(monkeypatch, 0)).check()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_tokenizers import save
 
-from harness.attach import fitting_prompts
+from harness.attach import fitting_prompts, served_models
 from harness.errors import UsageError
 from harness.plan.schema import EngineSection, Plan, TargetSection
 
@@ -41,3 +41,13 @@ def test_with_the_tokenizer_lengths_are_exact(tmp_path: Path) -> None:
 def test_a_context_that_surely_fits_no_prompt_is_told() -> None:
     with pytest.raises(UsageError, match=r"context of 200 tokens; set target\.path"):
         fitting_prompts(Plan(), None, [200])
+
+
+@pytest.mark.parametrize(
+    ("owner", "engine"),
+    [("vllm", "vllm"), ("sglang", "sglang"), ("spec-harness", "reference"), ("me", None)],
+)
+def test_a_server_says_which_engine_it_is(owner: str, engine: str | None) -> None:
+    body = f'{{"data": [{{"id": "m", "owned_by": "{owner}"}}]}}'.encode()
+    assert served_models(body)[0].engine == engine
+    assert served_models(b'{"data": [{"id": "m", "owned_by": {}}, {"id": "n"}]}')[1].engine is None

@@ -94,6 +94,10 @@ def test_nothing_is_written_below_a_file(tmp_path: Path) -> None:
         assert not storage.room(folder, "the run", GIB).writable
 
 
+def test_rights_alone_do_not_tell_where_a_folder_can_be_made() -> None:
+    assert not storage.room(Path("/proc"), "the run", GIB).writable  # of root too
+
+
 def test_room_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     place = storage.room(tmp_path / "a" / "b", "a run", 1)
     assert place.free is not None and place.free > 0 and place.writable

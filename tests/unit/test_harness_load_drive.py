@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from harness_scripted import Script, serve, stream, token, whole
 
@@ -21,7 +22,9 @@ from harness.load.fidelity import CpuClock, LagSampler
 from harness.load.prompts.datasets import Prompt
 from harness.load.schedule.conversations import Share, dropped
 from harness.load.slices import Board, Slice, Tally, read_slice, write
-from harness.load.streaming.client import Asking
+from harness.load.streaming import client as client_module
+from harness.load.streaming.answer import AnswerReader
+from harness.load.streaming.client import Asking, Client
 from harness.plan.schema import SamplingSection
 from harness.records import DraftCounts, LoadPoint
 
@@ -234,3 +237,49 @@ def test_a_blocked_loop_shows_in_the_lag() -> None:
 def test_no_sample_is_no_lag() -> None:
     figures = CpuClock().figures(0, [])
     assert (figures.loop_lag_p50_s, figures.loop_lag_max_s) == (None, None)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_that_hangs_ends_the_load_where_silence_is_bounded(workers: int) -> None:
+    def hanging(number: int, body: dict[str, Any]) -> Any:
+        return stream(STREAM, first_s=0.0 if number < 4 else 600.0)
+
+    with served(hanging) as url:
+        quiet = msgspec.structs.replace(asking(url), quiet_s=1.0)
+        point = LoadPoint(mode="closed", concurrency=4, num_requests=20)
+        driven = drive(
+            quiet,
+            PROMPTS,
+            point,
+            cell_id="c",
+            seed=3,
+            engine_gone=lambda: None,
+            workers=workers,
+        )
+    assert driven.interrupted == "nothing came from the server for 1 s"
+    assert not driven.given_up
+    assert {r.error for r in driven.records if r.status == "failed"} == {driven.interrupted}
+
+
+def test_silence_is_counted_from_the_last_byte_of_any_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bytes without a token count too, and a request that has just begun has waited for none."""
+    now_s = 10.0
+    monkeypatch.setattr(client_module, "perf_counter_ns", lambda: int(now_s * 1e9))
+
+    async def go() -> None:
+        nonlocal now_s
+        client = Client(asking("http://127.0.0.1:1"), "c")
+        assert client.silent_s() == 0.0
+        first, second = AnswerReader(), AnswerReader()
+        client._under_way = {0: (int(10e9), first), 1: (int(25e9), second)}
+        now_s = 30.0
+        assert client.silent_s() == 20.0
+        first.piece(int(28e9), b": still here\n\n")
+        assert client.silent_s() == 2.0
+        client._under_way = {2: (int(29e9), AnswerReader())}
+        assert client.silent_s() == 1.0
+        await client.aclose()
+
+    asyncio.run(go())

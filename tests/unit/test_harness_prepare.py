@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -10,6 +13,7 @@ import pytest
 from tiny_tokenizers import save
 
 from engines.catalog import adapter
+from engines.supervise import parents
 from harness.errors import UsageError
 from harness.plan.load import build, read_profile
 from harness.plan.schema import (
@@ -22,6 +26,8 @@ from harness.plan.schema import (
 )
 from harness.prepare import Prepared, Request, own_tokenizer, prepare, prompts_for
 from harness.records import VARIANTS
+
+REPO = Path(__file__).resolve().parents[2]
 
 
 def test_the_baseline_knows_the_drafter_it_is_compared_with(tmp_path: Path) -> None:
@@ -127,3 +133,36 @@ def test_a_tokenizer_given_to_one_variant_is_enough_where_it_runs_alone() -> Non
     engine = build(read_profile("demo"), "vllm", [flag]).engine
     assert own_tokenizer(engine, ("baseline",)) == "--tokenizer"
     assert own_tokenizer(engine, ("speculative",)) is None
+
+
+def test_who_makes_the_demo_pair_does_not_outlive_who_waits_for_it(tmp_path: Path) -> None:
+    """Whoever is killed ends nobody; the kernel does."""
+    maker, note = tmp_path / "python", tmp_path / "pid"
+    maker.write_text(f"#!/bin/sh\necho $$ > {note}.partial && mv {note}.partial {note}\nexec cat\n")
+    maker.chmod(0o755)
+    code = (
+        f"import sys\nsys.executable = {str(maker)!r}\n"
+        "from harness.plan.schema import Plan\nfrom harness.prepare import demo_pair\n"
+        "demo_pair(Plan())\n"
+    )
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=REPO, stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not note.exists():
+            assert waiting.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        pid = int(note.read_text())
+        assert Path(f"/proc/{pid}").exists()
+        waiting.kill()
+        waiting.wait()
+        # Its standard input is still open here: nothing but the death of its parent ends it.
+        while pid in parents():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        waiting.kill()
+        waiting.wait()
+        assert waiting.stdin is not None
+        waiting.stdin.close()

@@ -12,8 +12,10 @@ from reference_models import LLAMA3, VOCAB, build_target, load_target
 from safetensors.torch import load_file, save_file
 
 from engines.base import EngineUsageError
+from engines.capture.target import capture_target
 from engines.reference.cache import Batch
 from engines.reference.config import read_config
+from engines.reference.tokenizer import Tokenizer
 
 CONFIGS = {
     "llama": ("llama", {}),
@@ -140,6 +142,38 @@ def test_a_config_that_cannot_be_served_says_why(change: Any, words: str, tmp_pa
     _rewrite(tmp_path, change)
     with pytest.raises(EngineUsageError, match=words):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_size": None}, "the key 'hidden_size' is missing"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps: could not convert"),
+        ({"rope_theta": 0}, "rope_theta is 0, not a positive number"),
+        ({"rope_scaling": "x"}, "rope_scaling is 'x', not an object"),
+    ],
+)
+def test_a_config_that_cannot_be_read_names_its_key(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    plain: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64}
+    plain |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    plain |= {"vocab_size": 32, "intermediate_size": 64}
+    config = {key: value for key, value in {**plain, **changes}.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for read in (read_config, capture_target):
+        with pytest.raises(EngineUsageError) as told:
+            read(tmp_path)
+        assert said in str(told.value) and "Error" not in str(told.value)
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    assert read_config(tmp_path).rope_theta == 10000.0
+    assert capture_target(tmp_path).norm_eps == 1e-6
+
+
+def test_a_tokenizer_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(EngineUsageError, match=r"no usable tokenizer: .*; fetch the tokenizer"):
+        Tokenizer(tmp_path)
 
 
 def test_checkpoints_that_are_not_whole_say_what_is_missing(tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ Server = tuple[Launched | Attached, str, float | None]
 def _server(adapter: Adapter, serving: Serving, folder: Path) -> Iterator[Server]:
     """The server, the model's name there, and how long it took to start."""
     if serving.url is not None and adapter.name == "openai":
-        host = Attached(serving.url, serving.plan.client)
-        yield host, serving.plan.target.served_name or MODEL, None
+        attached = Attached(serving.url, serving.plan.client)
+        yield attached, serving.plan.target.served_name or MODEL, None
         return
     spec = serving.spec()
 
@@ -150,10 +150,9 @@ def _server(adapter: Adapter, serving: Serving, folder: Path) -> Iterator[Server
     ) as process:
         process.start()
         process.wait_ready()
-        yield Launched(process), MODEL, process.ready_s
-        death = process.death()
-        if death is not None:
-            raise death
+        host = Launched(process)
+        yield host, MODEL, process.ready_s
+        host.check()
 
 
 def _drive(

@@ -6,6 +6,7 @@ request's id goes with it, and the trace names its steps by it.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,13 @@ SERVED = "target"
 LONGEST_CONTEXT = 4096
 SEQUENCES = 16
 TIMEOUT_S = 600.0
+QUIET_SHARE = 0.1
+"""Of a request's timeout: without a byte from any request for so long, the server hangs."""
+COMPILING = 3.0
+"""So many times as long where an engine was just started on a GPU: it may compile kernels."""
+MORE_PATIENCE = "for a slower engine set load.timeout_s higher"
+SLOWER = 4.0
+"""A batch may be silent so many times as long as its requests would be one after another."""
 _ID_FIELDS = {"reference": "request_id", "vllm": "request_id", "sglang": "rid"}
 """The request field that carries the client's own id."""
 
@@ -75,12 +83,13 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """How questions are asked. `name` says what for: `alone`, `batched`, `repeated`, `sampled`."""
+    """How questions are asked: `name` says what for (alone, batched, repeated, sampled)."""
 
     name: str
     concurrency: int = 1
     temperature: float = 0.0
     max_tokens: int = 64
+    timeout_s: float = TIMEOUT_S  # for a whole answer
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,9 +135,15 @@ class Server:
         access: Access,
         *,
         trace: Path | None = None,
+        compiles: bool = False,
     ) -> None:
-        self.adapter, self.host, self.access = adapter, host, access
-        self.url, self.log, self.gone, self.trace = host.url, host.log_path, host.gone, trace
+        self.adapter, self.host, self.access, self.trace = adapter, host, access, trace
+        self._hangs: str | None = None
+        self._compiles, self._longest_s = compiles, 0.0
+
+    def gone(self) -> str | None:
+        """Why it is not to be asked any more; None while it lives, and does not hang."""
+        return self._hangs or self.host.gone()
 
     def ask(self, questions: Sequence[Question], way: Way, progress: Telling) -> Asked:
         """Ask each question once, `way.concurrency` at a time.
@@ -137,18 +152,22 @@ class Server:
         the round: half of one would be taken for the whole.
         """
         ids = [f"{way.name}-{i:03d}-{secrets.token_hex(4)}" for i in range(len(questions))]
-        client = plain_client(self.url, self.access.client, self.access.api_key)
-        reader = CounterReader(self.adapter, self.url, client)
+        client = plain_client(self.host.url, self.access.client, self.access.api_key)
+        reader = CounterReader(self.adapter, self.host.url, client)
         try:
             window = CounterWindow(reader)
             driven = self._drive(questions, way, ids, progress)
-            window.close()
+            if driven.interrupted is None:  # else there is nothing to wait for
+                window.close()
         finally:
             reader.close()
         failed = next((r.error for r in driven.records if r.status != "ok"), None)
         lost = driven.interrupted or (self.host.lost() if failed is not None else None)
         if lost is not None:
+            if driven.interrupted is not None and not driven.given_up:
+                self._hangs, lost = lost, f"{lost}; {MORE_PATIENCE}"
             raise self.host.failed(lost)
+        self._longest_s = max([self._longest_s, *map(_longest_wait_s, driven.records)])
         asked = Asked(
             way=way,
             answers=tuple(answered(r, questions[r.index], ids[r.index]) for r in driven.records),
@@ -162,15 +181,16 @@ class Server:
 
     def facts(self) -> dict[str, str]:
         """What the engine's log says; nothing of a server that was not started here."""
-        if self.log is None or not self.log.is_file():
+        log = self.host.log_path
+        if log is None or not log.is_file():
             return {}
-        return log_facts(self.log.read_text("utf-8", "replace"))
+        return log_facts(log.read_text("utf-8", "replace"))
 
     @contextmanager
     def logprobs(self) -> Iterator[LogprobReader]:
         """Asks for log-probabilities."""
-        with plain_client(self.url, self.access.client, self.access.api_key) as http:
-            yield LogprobReader(http, self.url, self.access.model)
+        with plain_client(self.host.url, self.access.client, self.access.api_key) as http:
+            yield LogprobReader(http, self.host.url, self.access.model)
 
     def _drive(
         self, questions: Sequence[Question], way: Way, ids: Sequence[str], progress: Telling
@@ -188,34 +208,40 @@ class Server:
         concurrency = min(way.concurrency, len(prompts))
         progress.cell(f"asking {self.adapter.name}: {way.name}", len(prompts))
         return drive(
-            self._asking(way),
+            self._asking(way, concurrency),
             prompts,
             LoadPoint(mode="closed", concurrency=concurrency, num_requests=len(prompts)),
             cell_id=way.name,
             seed=0,
-            engine_gone=self.gone,
+            engine_gone=self.host.gone,
             on_tally=progress.tally,
             workers=1,
             read_acceptance=lambda payloads: read_acceptance_of(self.adapter, payloads),
         )
 
-    def _asking(self, way: Way) -> Asking:
+    def _asking(self, way: Way, concurrency: int) -> Asking:
         extra: dict[str, Any] = dict(
             self.adapter.request_fields(speculative=True, endpoint="completions")
         )
         # A seed, so that the same question asked again is answered the same at any temperature.
         seed = 0 if way.temperature > 0 else None
         return Asking(
-            url=self.url,
+            url=self.host.url,
             model=self.access.model,
             endpoint="completions",
             max_tokens=way.max_tokens,
             sampling=SamplingSection(temperature=way.temperature, seed=seed),
-            timeout_s=TIMEOUT_S,
+            timeout_s=way.timeout_s,
+            quiet_s=self._quiet_s(way, concurrency),
             api_key=self.access.api_key,
             extra=extra,
             client=self.access.client,
         )
+
+    def _quiet_s(self, way: Way, concurrency: int) -> float:
+        """How long a server that lives may send nothing at all: longer the slower it was so far."""
+        least = QUIET_SHARE * way.timeout_s * (COMPILING if self._compiles else 1.0)
+        return min(way.timeout_s, max(least, SLOWER * concurrency * self._longest_s))
 
 
 def answered(record: RequestRecord, question: Question, request: str) -> Answered:
@@ -233,6 +259,12 @@ def answered(record: RequestRecord, question: Question, request: str) -> Answere
         sent_ns=record.sent_ns,
         error=record.error if record.status != "ok" else None,
     )
+
+
+def _longest_wait_s(record: RequestRecord) -> float:
+    """The longest that the server sent nothing of this answer; 0 where it sent none."""
+    stamps = () if record.sent_ns is None else (record.sent_ns, *record.chunk_ns)
+    return max((b - a for a, b in itertools.pairwise(stamps)), default=0) / 1e9
 
 
 def _chunks(record: RequestRecord) -> tuple[int, ...] | None:
@@ -284,10 +316,10 @@ def serving(
             from engines.trace.launch import begin
 
             begin(subject.engine, process.base_url, trace)
-        yield Server(adapter, Launched(process), Access(), trace=trace)
-        death = process.death()
-        if death is not None:
-            raise death
+        host = Launched(process)
+        compiles = subject.device != "cpu"
+        yield Server(adapter, host, Access(), trace=trace, compiles=compiles)
+        host.check()
 
 
 def spec_of(subject: Subject, port: int) -> ServeSpec:

@@ -13,7 +13,7 @@ from harness.analyse.integrity import near_tie_bound
 from harness.diagnose.experiments.known import Knowledge
 from harness.diagnose.experiments.lengths import share_of
 from harness.diagnose.records import Subject, TargetParity
-from harness.measure.logprobs import LogprobReader, NoLogprobs
+from harness.measure.logprobs import LogprobReader, NoAnswer, NoLogprobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +53,9 @@ def parity(
     for number, text in enumerate(knowledge.texts[:PROMPTS]):
         try:
             told.text(str(number), text.prompt, text.answer, reader)
+        except NoAnswer as error:  # the next text would be waited for as long
+            why = error
+            break
         except NoLogprobs as error:
             why = error
     if not told.said and why is not None and overruled is None:

@@ -298,12 +298,11 @@ def _without_norm(
 
 def _trained(knowledge: Knowledge) -> Length | None:
     """The walk over samples of the drafter's training."""
-    from training.samples import read_samples
+    from training.samples import read_samples, samples_in
 
     if knowledge.subject.trained_on is None:
         return None
-    folder = Path(knowledge.subject.trained_on)
-    folder = folder / "samples" if (folder / "samples").is_dir() else folder
+    folder = samples_in(Path(knowledge.subject.trained_on))
     texts = []
     most = knowledge.engine.max_len
     for sample in itertools.islice(read_samples(folder), SAMPLES):

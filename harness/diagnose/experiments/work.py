@@ -15,6 +15,7 @@ import msgspec
 from drafters.spec import DrafterError
 from engines.base import EngineError, EngineFailed
 from harness.diagnose.experiments.asking import (
+    TIMEOUT_S,
     Access,
     Asked,
     Question,
@@ -70,6 +71,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `categories`: the prompts' own. `other_form`: the same prompts without the chat template, or
     with it, whichever is not served (`form` says what is). `in_run`, `step_cost`: of a stored run.
     `access`: how a server that runs already is reached.
+    `timeout_s`: for a whole answer.
     """
 
     only: tuple[str, ...] = ()
@@ -82,6 +84,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     in_run: Length | None = None
     step_cost: float | None = None
     access: Access | None = None
+    timeout_s: float = TIMEOUT_S
     thorough: bool = False
     """Every experiment, though the verdict be certain before."""
 
@@ -130,13 +133,23 @@ class Work:
         took_s = {**self.dossier.took_s, name: took}
         self.dossier = msgspec.structs.replace(self.dossier, took_s=took_s, **{name: found})
 
-    def leave_out(self, name: str, why: str) -> None:
-        """Why an experiment was not made."""
-        skipped = {**self.dossier.skipped, name: why}
-        self.dossier = msgspec.structs.replace(self.dossier, skipped=skipped)
+    def leave_out(self, name: str, why: str, *, needless: bool = False) -> None:
+        """Why an experiment was not made; `needless`: it could have changed nothing."""
+        known = self.dossier
+        self.dossier = msgspec.structs.replace(
+            known,
+            skipped={**known.skipped, name: why},
+            needless=(*known.needless, name) if needless else known.needless,
+        )
+
+    def whole(self, name: str) -> bool:
+        """Whether what was found is all: controls are made without an engine that failed."""
+        return name != "controls" or self.failure is None
 
     def end(self) -> None:
         """End the engine. One that has died meanwhile is told by `failure`, never raised."""
+        if self._server is not None and self.subject.url is None:
+            self.progress.stage("ending the engine")
         self._server = None
         try:
             self._server_stack.close()
@@ -192,7 +205,7 @@ class Work:
             try:
                 self._ask(server, way, questions)
             except EngineFailed as error:
-                if server.gone() is not None:  # it would die of the same questions again
+                if server.gone() is not None:  # it would die, or hang, again
                     self.failure, self._no_server = error, one_line(str(error))
                 elif not self._rounds:  # one that ran already: it has never answered anything
                     self.failure = error
@@ -226,7 +239,8 @@ class Work:
             return {}
 
     def _way(self, name: str, **changes: Any) -> Way:
-        return Way(name=name, max_tokens=self.options.max_tokens, **changes)
+        most, timeout_s = self.options.max_tokens, self.options.timeout_s
+        return Way(name=name, max_tokens=most, timeout_s=timeout_s, **changes)
 
     @property
     def _at_once(self) -> int:

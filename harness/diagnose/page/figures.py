@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from harness.diagnose.records import Diagnosis, Dossier, Length, SlotFit, States
+from harness.diagnose.records import Diagnosis, Dossier, Length, Share, SlotFit, States
 from harness.diagnose.rules import gap
 from harness.diagnose.rules.measures import finite, length
 from harness.report import style, words
@@ -43,15 +43,16 @@ def waterfall(dossier: Dossier, diagnosis: Diagnosis) -> Plot | None:
     widest = max(step.length for step in steps)
     for row, step in enumerate(steps):
         ax.barh(row, step.length, color=KEPT, height=0.62, alpha=0.75)
-        gone = step.lost if step.lost is not None and abs(step.lost) >= LEAST_LOST else None
+        drawn = step.sure and abs(step.lost or 0.0) >= LEAST_LOST
+        gone = step.lost if drawn else None
         if gone is not None and gone > 0:
             (bar,) = ax.barh(row, gone, left=step.length, height=0.62, facecolor="none")
             bar.set(edgecolor=LOST, hatch="///")
         lost = "" if gone is None else f" ({-gone:+.2f})"
-        at = max(step.length, step.length + (step.lost or 0.0))
+        at = max(step.length, step.length + (gone or 0.0))
         text = f"{step.length:.2f}{lost}"
         ax.annotate(text, (at, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
-    ax.set_yticks(range(len(steps)), [style.plain(step.name) for step in steps])
+    ax.set_yticks(range(len(steps)), [_named(step) for step in steps])
     ax.set_ylim(len(steps) - 0.4, -0.6)
     ax.set_xlim(0, widest * 1.18)
     ax.grid(axis="x", visible=True)
@@ -66,10 +67,17 @@ def waterfall(dossier: Dossier, diagnosis: Diagnosis) -> Plot | None:
         "acceptance",
         title="Where it is lost",
         alt=f"Tokens a verify step from stage to stage: {told}.",
-        caption="Each bar is what would be accepted if all were right from there on; hatched is "
-        "what is lost between it and the one above.",
+        caption="Each bar is what would be accepted if all were right from there on, by so many "
+        "verify steps; hatched is what is lost between it and the one above, if that is more than "
+        "its error.",
         wide=True,
     )
+
+
+def _named(step: Share) -> str:
+    """A bar's name, and below it what it was counted from."""
+    name = style.plain(step.name)
+    return name if step.steps is None else f"{name}\n{step.steps:,d} steps"
 
 
 def _break_even(ax: Axes, dossier: Dossier, widest: float) -> None:

@@ -22,7 +22,7 @@ def to_markdown(dossier: Dossier, diagnosis: Diagnosis) -> str:
     """The verdict first, then what it stands on; foreign text is escaped."""
     view = view_of(dossier, diagnosis)
     lines = [f"# {escape(view.title)}", "", escape(view.meta), "", f"**{escape(view.verdict)}**"]
-    lines += _remedy(view)
+    lines += [*_remedy(view), *_mending(view)]
     if view.next_experiments:
         lines += ["", "## What would settle it", ""]
         lines += [f"- {escape(n)}" for n in view.next_experiments]
@@ -44,6 +44,12 @@ def _remedy(view: View) -> list[str]:
     if view.upstream:
         lines += ["", escape(f"Seen in {', '.join(view.upstream)}.")]
     return lines
+
+
+def _mending(view: View) -> list[str]:
+    if not view.mending:
+        return []
+    return ["", "## What --fix did", "", *(f"- {escape(line)}" for line in view.mending)]
 
 
 def _causes(view: View) -> list[str]:

@@ -36,8 +36,9 @@ def render_page(dossier: Dossier, diagnosis: Diagnosis) -> str:
 
 def _sections(view: View, drawn: bool) -> list[tuple[str, str]]:
     """Anchor and heading of each part that there is."""
+    to_do = view.remedy or view.mending or view.next_experiments
     return [
-        *([("remedy", "What to do")] if view.remedy or view.next_experiments else []),
+        *([("remedy", "What to do")] if to_do else []),
         *([("lost", "Where it is lost")] if view.waterfall or drawn else []),
         *([("causes", "Causes")] if view.causes or view.excluded else []),
         ("experiments", "Experiments"),

@@ -15,6 +15,7 @@ from harness.diagnose.rules.measures import (
     finite,
     length,
     length_error,
+    loss_error,
     lost,
     rate,
     shorter,
@@ -31,6 +32,8 @@ Name = Literal[
 ]
 ON_TRACE: frozenset[Name] = frozenset({"states", "execution", "verification", "observed"})
 """Levels that are all over the text which the engine wrote."""
+OF_CHECKPOINT: frozenset[Name] = frozenset({"trained", "vocabulary", "expected"})
+"""Levels that are all over the text which the reference engine wrote."""
 TITLES: dict[Name, str] = {
     "trained": "read as it was trained",
     "vocabulary": "with every token in the draft vocabulary",
@@ -208,13 +211,29 @@ def by_trace(dossier: Dossier) -> Length | None:
 def waterfall(dossier: Dossier) -> tuple[Share, ...]:
     """The levels with what each loses of the one before; what no level stands between is pooled."""
     found: list[Share] = []
-    before: float | None = None
+    before: Level | None = None
     for level in levels(dossier):
         now = length(level.acceptance) or 1.0
-        lost_here = None if before is None else before - now
-        found.append(Share(name=TITLES[level.name], length=now, lost=lost_here))
-        before = now
+        lost_here = None if before is None else (length(before.acceptance) or 1.0) - now
+        share = Share(
+            name=TITLES[level.name],
+            length=now,
+            lost=lost_here,
+            error=None if before is None else _error(dossier, before, level),
+            steps=level.acceptance.counts.drafts or None,
+        )
+        found.append(share)
+        before = level
     return tuple(found)
+
+
+def _error(dossier: Dossier, before: Level, after: Level) -> float | None:
+    """Of what is lost between two levels; None: see `Share`."""
+    both = {before.name, after.name}
+    if both <= OF_CHECKPOINT:
+        return None
+    same = same_text(dossier) or both <= ON_TRACE
+    return loss_error(after.acceptance, before.acceptance, same=same)
 
 
 def losses(dossier: Dossier) -> dict[Name, float]:

@@ -192,6 +192,14 @@ def shorter_on_same(less: Length | None, more: Length | None, *, least: float = 
     return high - low > max(bound, least * (high - 1))
 
 
+def loss_error(less: Length, more: Length, *, same: bool) -> float | None:
+    """Half of the 95% interval of what is lost between the two; `same`: over the same text."""
+    wider, one, other = SAME_TEXT, step_error(less), step_error(more)
+    if not same or one is None or other is None:
+        wider, one, other = 1.0, length_error(less), length_error(more)
+    return None if one is None or other is None else wider * USUAL * math.hypot(one, other)
+
+
 def lost(less: Length | None, more: Length | None) -> float | None:
     """Share of the accepted drafts that is lost between the two; negative where there are more."""
     low, high = length(less), length(more)

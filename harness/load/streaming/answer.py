@@ -68,7 +68,8 @@ class AnswerReader:
         self._sse: SseParser | None = None
         self._raw: list[bytes] = []
         self._raw_bytes = 0
-        self._last_ns = 0
+        self.last_ns = 0
+        """When the last piece arrived; 0: none has."""
         self._status: int | None = None
         self._retry_after_s: float | None = None
         self._error: str | None = None
@@ -106,7 +107,7 @@ class AnswerReader:
 
     def piece(self, arrived_ns: int, data: bytes) -> None:
         """A piece of the body arrived at `arrived_ns`."""
-        self._last_ns = arrived_ns
+        self.last_ns = arrived_ns
         if self._sse is None:
             self._keep(data)
             return
@@ -191,7 +192,7 @@ class AnswerReader:
         error = transport_error or self._error
         if self._sse is not None:
             for event in self._sse.finish():
-                self._event(self._last_ns, event.data, event.kind)
+                self._event(self.last_ns, event.data, event.kind)
             error = error or self._error
             if error is None and not self._ended and self._finish_reason is None:
                 error = "the stream ended before the answer did"
@@ -271,7 +272,7 @@ class AnswerReader:
         if error is not None:
             return error
         try:
-            self._add(self._last_ns, chunk_of(payload))
+            self._add(self.last_ns, chunk_of(payload))
         except Malformed as malformed:
             return f"the answer cannot be understood: {malformed}"
         self._head = raw

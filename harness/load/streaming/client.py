@@ -35,6 +35,8 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     `extra` holds the engine's own request fields. `ignore_eos` is a field that vLLM, SGLang and the
     reference engine know alike. `retries`, `new_connections`: see `plan.schema.LoadSection`.
     `secrets`: what a record shows nothing of, beside the key, though a server may repeat it.
+    `quiet_s`: once no byte has come of any answer for so long, the server is taken to hang and the
+    load ends; None: each request has its `timeout_s` alone.
     """
 
     url: str
@@ -51,6 +53,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     new_connections: bool = False
     client: ClientSection = ClientSection()
     secrets: tuple[str, ...] = ()
+    quiet_s: float | None = None
 
 
 def check_prompts(endpoint: str, prompts: Sequence[Prompt]) -> None:
@@ -137,6 +140,16 @@ class Client:
         ]
         self._turnstile = Turnstile()
         self.tails: dict[int, tuple[bytes, ...]] = {}
+        self._under_way: dict[int, tuple[int, AnswerReader]] = {}
+        self._heard_ns = 0
+
+    def silent_s(self) -> float:
+        """How long no byte has come of any answer though requests wait for one."""
+        if not self._under_way:
+            return 0.0
+        begun_ns = min(begun for begun, _ in self._under_way.values())
+        heard_ns = max(reader.last_ns for _, reader in self._under_way.values())
+        return (perf_counter_ns() - max(begun_ns, heard_ns, self._heard_ns)) / 1e9
 
     async def aclose(self) -> None:
         """Close the connections kept alive."""
@@ -171,6 +184,7 @@ class Client:
         failure: str | None = None
         try:
             await self._turnstile.enter()
+            self._under_way[index] = (perf_counter_ns(), reader)
             body = msgspec.json.encode(request_body(self._asking, prompt, index))
             async with asyncio.timeout(self._asking.timeout_s):
                 template = self._templates[index % len(self._templates)]
@@ -186,6 +200,9 @@ class Client:
                 raise
             if exchange.end_ns is None:
                 failure = str(cancelled.args[0])
+        finally:
+            self._under_way.pop(index, None)
+            self._heard_ns = max(self._heard_ns, reader.last_ns)
         return reader.answer(failure), exchange
 
     def _record(
