@@ -114,7 +114,8 @@ def _variants() -> Iterator[Variant]:
         yield _variant(f"{kind}_turned", _served(_turned), kind=kind, engines=real)
         yield _variant(f"{kind}_uneven_norm", _served(_uneven), kind=kind, engines=real)
         yield _variant(f"{kind}_fp8_weights", _fp8, kind=kind, engines=real)
-        yield _variant(f"{kind}_context_300", long_prompts(300), kind=kind, minutes=0.5, engines=real)
+        long = long_prompts(300)
+        yield _variant(f"{kind}_context_300", long, kind=kind, minutes=0.5, engines=real)
         for batch in (1, 2, 16):
             yield _variant(f"{kind}_batch_{batch}", _served(concurrency=batch), kind=kind)
     for engines, size in ((EVERY_ENGINE, 704), (("reference",), 448)):
