@@ -329,7 +329,8 @@ def _accepted(found: Accepted, *, interval: bool) -> str:
 
 def _points(difference: float, error: float | None) -> str:
     scatter = "" if error is None else f" ± {100 * error:.1f}"
-    return f"{100 * difference:+.1f}{scatter}"
+    points = round(100 * difference, 1) + 0.0  # not -0.0
+    return f"{points:+.1f}{scatter}"
 
 
 def _changed(mending: Mending) -> str:

@@ -379,11 +379,23 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     case = msgspec.structs.replace(
         SHIFTED,
         plant=lambda pair, folder, seed, severity: SimpleNamespace(
-            **dict.fromkeys(("target", "drafter"), "d"),
-            **dict.fromkeys(("plugin", "max_model_len", "trained_target", "trained_on"), None),
-            **dict(k=3, dtype="auto", temperature=0.0, extra_args=(), extra_env={}),
-            **dict(prompts=((1, 2), (3,)), max_tokens=8, concurrency=2),
-            **dict(form="templated", other_form=(), unharmed=None),
+            target="d",
+            drafter="d",
+            prompts=((1, 2), (3,)),
+            k=3,
+            temperature=0.0,
+            concurrency=2,
+            max_tokens=8,
+            dtype="auto",
+            max_model_len=None,
+            plugin=None,
+            extra_args=(),
+            extra_env={},
+            trained_target=None,
+            trained_on=None,
+            form="templated",
+            other_form=(),
+            unharmed=None,
         ),
     )
     for name in ("cases", "dossiers"):

@@ -137,6 +137,7 @@ def test_every_fault_costs_what_it_is_said_to(fault: Fault, seed: int, tmp_path:
         if fault.way != "prompts":
             right = right.changed(prompts=planted.prompts)
         found.append(share(accepted(right)) - share(accepted(planted)))
+        assert planted.unharmed is not None or not fault.mendable
     assert found[0] >= fault.costs
     assert found[-1] > 0
 
@@ -236,7 +237,13 @@ def test_the_docs_tell_of_every_known_cause_what_plants_it() -> None:
 def test_what_a_case_is_without_its_fault_is_told_where_it_can_be_mended(
     pair: Pair, tmp_path: Path
 ) -> None:
-    for name in ("layers_plus_one", "layers_default", "d2t_absolute", "prompts_raw", "vllm_method"):
+    for name in (
+        "layers_plus_one",
+        "layers_default",
+        "norm_output_on",
+        "prompts_raw",
+        "vllm_method",
+    ):
         planted = FAULTS[name].plant(pair, tmp_path / name, 0, 1.0)
         right = planted.unharmed
         assert right is not None and right.unharmed is None, name

@@ -59,9 +59,7 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 0
 
 
-def paired(
-    mine: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]
-) -> Paired:
+def paired(mine: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Paired:
     """sum(y)/sum(x) of `mine` less that of `other`, pairs (y, x) by prompt; 0 without any.
 
     The variance is that of cluster sampling by linearisation (W. G. Cochran, Sampling Techniques
