@@ -9,8 +9,7 @@ from typing import Literal
 import msgspec
 
 from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
-from harness.diagnose.mend import WITHIN
-from harness.diagnose.restored import Accepted, Fixed
+from harness.diagnose.restored import WITHIN, Accepted, Fixed
 from harness.errors import one_line
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from harness.diagnose.experiments.known import Knowledge
 
 ByPrompt = Mapping[str, Sequence[DraftCounts]]
+WITHIN = 0.02
+"""The accepted share of drafts may be so far from what is expected."""
 SERVED = ("alone", "batched")
 """The rounds that tell what is accepted."""
 
