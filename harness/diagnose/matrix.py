@@ -267,9 +267,10 @@ def to_markdown(matrix: Matrix) -> str:
 def _power(matrix: Matrix) -> Iterable[str]:
     if matrix.restored.of or matrix.beyond:
         names = f" ({', '.join(matrix.beyond)})" if matrix.beyond else ""
+        faults = f"{len(matrix.beyond)} fault{'' if len(matrix.beyond) == 1 else 's'}"
         yield (
             f"- `--fix`: restored to within {100 * WITHIN:g} points: {matrix.restored}; not in our "
-            f"power: {len(matrix.beyond)} faults{names}"
+            f"power: {faults}{names}"
         )
 
 
