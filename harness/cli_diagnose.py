@@ -31,7 +31,7 @@ SUBJECTS = (
     ),
 )
 """The two ways to say what is diagnosed."""
-OF_SELF_TEST = ("seeds", "limit_minutes", "write")
+OF_SELF_TEST = ("seeds", "first_seed", "limit_minutes", "write")
 BOTH = ("engine", "only", "out")
 """Options of a diagnosis that the self-test has too."""
 
@@ -120,6 +120,12 @@ def diagnose(
     seeds: Annotated[
         int, typer.Option(min=1, max=20, metavar="N", help="Of the self-test: prompts per fault.")
     ] = 3,
+    first_seed: Annotated[
+        int,
+        typer.Option(
+            min=0, max=10_000, metavar="S", help="Of the self-test: the first of these seeds."
+        ),
+    ] = 0,
     limit_minutes: Annotated[
         float | None,
         typer.Option(metavar="M", help="Of the self-test: begin no case after so long."),
@@ -142,6 +148,7 @@ def diagnose(
             engine=engine or "reference",
             only=tuple(only or ()) or ("*",),
             seeds=seeds,
+            first_seed=first_seed,
             out=out / "self-test" / (engine or "reference"),
             limit_minutes=limit_minutes,
             write=write,

@@ -8,7 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from harness.diagnose.causes import NONE, UNKNOWN
+from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
+from harness.diagnose.restored import WITHIN, Accepted, Fixed
+from harness.errors import one_line
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,7 +20,8 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     five causes of the verdict. `emulated`: the planting stands for what needs GPUs or several
     ranks. `code`: the digests of what found the evidence and of what judged it. `then`: of two
     faults, what was called once the first that was called was mended (None: not in our power);
-    `both`: whether each of them was called.
+    `both`: whether each of them was called. `mends`, `mendable`: as the case says; `fixed`: what
+    `--fix` did, None where it is not tried, or not yet.
     """
 
     name: str
@@ -43,6 +46,21 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     emulated: bool = False
     then: str | None = None
     both: bool | None = None
+    mends: bool = False
+    mendable: bool = False
+    fixed: Fixed | None = None
+
+    @property
+    def to_fix(self) -> bool:
+        """Whether `--fix` is tried: what is called is right, and it may mend that."""
+        right = self.first or self.kind == "compound"
+        return self.mends and right and self.called in CAUSES and CAUSES[self.called].fixable
+
+    @property
+    def restored(self) -> bool:
+        """Whether as much is accepted after `--fix` as of the case without its fault."""
+        held = None if self.fixed is None else self.fixed.held
+        return held is not None and abs(held.difference) <= WITHIN
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +89,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     severities: tuple[float, ...] = ()
 
 
+class Mending(msgspec.Struct, frozen=True, kw_only=True):
+    """One case after `--fix`."""
+
+    what: str
+    severity: float
+    seed: int
+    called: str
+    restored: bool
+    fixed: Fixed | None
+
+
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     """All cases of one engine. `planned`: how many there are, done or not."""
 
@@ -95,7 +124,14 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     """Of the cases of faults that are done."""
     median_s: float | None = None
     longest_s: float | None = None
-    schema: str = "1.0"
+    first_seed: int = 0
+    restored: Tally = Tally(hits=0, of=0)
+    """Cases of faults in our power, of which as much as expected is accepted after `--fix`."""
+    mendings: tuple[Mending, ...] = ()
+    """These cases."""
+    beyond: tuple[str, ...] = ()
+    """Faults that `--fix` has no means against."""
+    schema: str = "1.1"
 
     @property
     def right(self) -> bool:
@@ -104,7 +140,9 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
         return all(tally.hits == tally.of for tally in tallies)
 
 
-def matrix_of(engine: str, results: Sequence[CaseResult], *, planned: int) -> Matrix:
+def matrix_of(
+    engine: str, results: Sequence[CaseResult], *, planned: int, first_seed: int = 0
+) -> Matrix:
     """Pool the cases."""
     faults = [r for r in results if r.kind == "fault"]
     healthy = [r for r in results if r.kind == "healthy"]
@@ -114,6 +152,7 @@ def matrix_of(engine: str, results: Sequence[CaseResult], *, planned: int) -> Ma
         called = result.cause if result.first else result.called
         confusion.setdefault(result.cause, Counter())[called] += 1
     times = sorted(r.took_s for r in results)
+    mended = [r for r in faults if _in_our_power(r)]
     return Matrix(
         engine=engine,
         planned=planned,
@@ -131,6 +170,34 @@ def matrix_of(engine: str, results: Sequence[CaseResult], *, planned: int) -> Ma
         seeds=tuple(sorted({r.seed for r in faults})),
         median_s=times[len(times) // 2] if times else None,
         longest_s=times[-1] if times else None,
+        first_seed=first_seed,
+        restored=_tally(r.restored for r in mended),
+        mendings=tuple(_mending(r) for r in mended),
+        beyond=_beyond(faults),
+    )
+
+
+def _in_our_power(result: CaseResult) -> bool:
+    """A case that `--fix` changed something of, or has to; one that is not tried yet is neither."""
+    if not result.mends or (result.to_fix and result.fixed is None):
+        return False
+    return result.mendable or (result.fixed is not None and bool(result.fixed.changes))
+
+
+def _beyond(faults: Sequence[CaseResult]) -> tuple[str, ...]:
+    tried = [r for r in faults if r.mends and not (r.to_fix and r.fixed is None)]
+    power = {r.what for r in faults if r.mendable or _in_our_power(r)}
+    return tuple(dict.fromkeys(r.what for r in tried if r.what not in power))
+
+
+def _mending(result: CaseResult) -> Mending:
+    return Mending(
+        what=result.what,
+        severity=result.severity,
+        seed=result.seed,
+        called=result.called,
+        restored=result.restored,
+        fixed=result.fixed,
     )
 
 
@@ -167,6 +234,7 @@ def to_markdown(matrix: Matrix) -> str:
         "",
         "Made by `python -m harness diagnose --self-test"
         + ("" if matrix.engine == "reference" else f" --engine {matrix.engine}")
+        + (f" --first-seed {matrix.first_seed}" if matrix.first_seed else "")
         + " --write`; a case is one fault at one severity with the prompts of one seed. Faults "
         "marked with * stand for what needs GPUs or several ranks, by a hook.",
         "",
@@ -178,6 +246,7 @@ def to_markdown(matrix: Matrix) -> str:
         f"- healthy variants without a fault called: {matrix.healthy}",
         f"- two faults at once, one of them called: {matrix.compound}; of those that could be "
         f"mended the other was called then: {matrix.both}",
+        *_power(matrix),
         *_times(matrix),
         "",
     ]
@@ -189,8 +258,20 @@ def to_markdown(matrix: Matrix) -> str:
         rows = [row for row in matrix.rows if row.kind == kind]
         if rows:
             lines += [f"## {title}", "", *_table(rows), ""]
+    if matrix.mendings:
+        lines += ["## After --fix", "", *_mended(matrix.mendings), ""]
     lines += ["## What was called, by the true cause", "", *_confusion(matrix.confusion), ""]
     return "\n".join(lines)
+
+
+def _power(matrix: Matrix) -> Iterable[str]:
+    if matrix.restored.of or matrix.beyond:
+        names = f" ({', '.join(matrix.beyond)})" if matrix.beyond else ""
+        faults = f"{len(matrix.beyond)} fault{'' if len(matrix.beyond) == 1 else 's'}"
+        yield (
+            f"- `--fix`: restored to within {100 * WITHIN:g} points: {matrix.restored}; not in our "
+            f"power: {faults}{names}"
+        )
 
 
 def _times(matrix: Matrix) -> Iterable[str]:
@@ -210,6 +291,59 @@ def _table(rows: Sequence[Row]) -> Iterable[str]:
             f"| {row.what}{star} | {at} | {row.cause} | {row.first.hits}/{row.first.of} | "
             f"{row.among_three.hits}/{row.among_three.of} | {otherwise} | {row.median_s:.0f} |"
         )
+
+
+def _mended(mendings: Sequence[Mending]) -> Iterable[str]:
+    """Before, after and expected: accepted of the drafts, and tokens a step."""
+    yield (
+        "Shares of the drafts that are accepted, with the 95% interval over the prompts; tokens a "
+        "step. What is expected is what the drafter promises that was there before the fault, on "
+        "the same prompts; the difference is in points, with its standard error, paired by prompt. "
+        f"Prompts of seed {', '.join(map(str, sorted({m.seed for m in mendings})))}."
+    )
+    yield ""
+    yield "| fault | severity | before | after | expectation | difference | changed |"
+    yield "|---|---|---|---|---|---|---|"
+    for each in mendings:
+        fixed = each.fixed
+        held = None if fixed is None else fixed.held
+        cells = (
+            each.what,
+            f"{each.severity:g}",
+            "-" if fixed is None or fixed.before is None else f"{100 * fixed.before:.1f}%",
+            "-" if held is None else _accepted(held.after, interval=True),
+            "-" if held is None else _accepted(held.expected, interval=False),
+            "-" if held is None else _points(held.difference, held.error),
+            _changed(each),
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def _accepted(found: Accepted, *, interval: bool) -> str:
+    share, length = found.share, found.length
+    told = "-" if share.share is None else f"{100 * share.share:.1f}%"
+    if interval and share.low is not None and share.high is not None:
+        told += f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+    return told + ("" if length.length is None else f", {length.length:.2f}")
+
+
+def _points(difference: float, error: float | None) -> str:
+    scatter = "" if error is None else f" ± {100 * error:.1f}"
+    points = round(100 * difference, 1) + 0.0  # not -0.0
+    return f"{points:+.1f}{scatter}"
+
+
+def _changed(mending: Mending) -> str:
+    """What was changed, and what was left; of what was not tried what was called."""
+    fixed = mending.fixed
+    if fixed is None:
+        return f"not tried: {mending.called} was called"
+    told = [*fixed.changes]
+    if fixed.left is not None:
+        told.append(f"still called: {fixed.left}")
+    if fixed.why_not is not None:
+        told.append(fixed.why_not)
+    return one_line("; ".join(told), 160).replace("|", "/")
 
 
 def _confusion(confusion: dict[str, dict[str, int]]) -> Iterable[str]:

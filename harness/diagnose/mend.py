@@ -22,6 +22,7 @@ from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
 from harness.diagnose.experiments.work import Options
 from harness.diagnose.folders import HOLDER, DiagnosisFolder
 from harness.diagnose.records import Diagnosis, Dossier, Ranked, Subject
+from harness.diagnose.restored import WITHIN
 from harness.diagnose.story import Outcome, identity_of, run
 from harness.errors import HarnessError, UsageError, one_line
 from harness.measure.metrics import acceptance_rate
@@ -32,8 +33,6 @@ from harness.progress import Progress
 if TYPE_CHECKING:
     from harness.diagnose.experiments.known import Knowledge
 
-WITHIN = 0.02
-"""The accepted share of drafts may be so far from what is expected."""
 MOST = 3
 """Faults that are mended one after another."""
 DRAFTER, RECORD, SETS = "drafter", "mended.json", "sets.txt"

@@ -21,7 +21,8 @@ Kind = Literal["fault", "healthy", "compound"]
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One planting to be diagnosed. `right`: the causes that are right answers.
 
-    `parts`: of two faults at once the right answers of each.
+    `parts`: of two faults at once the right answers of each. `mends`: `--fix` is tried of it, which
+    takes as long as a diagnosis: the first seed's. `mendable`: it has to restore it.
     """
 
     name: str
@@ -36,14 +37,20 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     emulated: bool = False
     weight: float = 0.0
     parts: tuple[tuple[str, ...], ...] = ()
+    mends: bool = False
+    mendable: bool = False
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for. `write`: keep the matrix of all that is done in docs/."""
+    """What the command line asks for. `write`: keep the matrix of all that is done in docs/.
+
+    `seeds`: so many, from `first_seed` on; healthy variants and pairs of faults have the first.
+    """
 
     engine: str = "reference"
     only: tuple[str, ...] = ("*",)
     seeds: int = 3
+    first_seed: int = 0
     out: Path = Path("results") / "self-test"
     limit_minutes: float | None = None
     write: bool = False
@@ -88,7 +95,7 @@ def _fault_cases(found: Any, wanted: Wanted) -> Iterator[Case]:
         if wanted.engine not in fault.engines:
             continue
         for severity in fault.severities:
-            for seed in range(wanted.seeds):
+            for seed in range(wanted.first_seed, wanted.first_seed + wanted.seeds):
                 yield Case(
                     name=f"{fault.name}.{severity:g}.s{seed}",
                     kind="fault",
@@ -101,6 +108,8 @@ def _fault_cases(found: Any, wanted: Wanted) -> Iterator[Case]:
                     cause=fault.cause,
                     emulated=fault.emulated,
                     weight=1.0 if fault.way == "training" else 0.0,
+                    mends=seed == wanted.first_seed,
+                    mendable=fault.mendable,
                 )
 
 
@@ -108,12 +117,12 @@ def _healthy_cases(found: Any, wanted: Wanted) -> Iterator[Case]:
     for variant in found.HEALTHY.values():
         if wanted.engine in variant.engines:
             yield Case(
-                name=f"healthy.{variant.name}.s0",
+                name=f"healthy.{variant.name}.s{wanted.first_seed}",
                 kind="healthy",
                 what=variant.name,
                 pair=variant.kind,
                 plant=variant.plant,
-                seed=0,
+                seed=wanted.first_seed,
                 severity=1.0,
                 right=(NONE,),
                 cause=NONE,
@@ -125,15 +134,16 @@ def _compound_cases(found: Any, wanted: Wanted) -> Iterator[Case]:
     for pair in found.COMPOUND.values():
         both = (found.FAULTS[pair.first], found.FAULTS[pair.second])
         yield Case(
-            name=f"{pair.name}.s0",
+            name=f"{pair.name}.s{wanted.first_seed}",
             kind="compound",
             what=pair.name,
             pair="mla",
             plant=pair.plant,
-            seed=0,
+            seed=wanted.first_seed,
             severity=1.0,
             right=tuple(sorted(both[0].right | both[1].right)),
             cause=both[0].cause,
             weight=2.0,
             parts=tuple(tuple(sorted(fault.right)) for fault in both),
+            mends=True,
         )

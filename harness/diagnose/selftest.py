@@ -2,14 +2,14 @@
 
 The faults lie in the checkout's tests (`tests/faults`), not in the installed package. Each case is
 planted, diagnosed as anyone's serving would be, judged, and kept; what was judged by the same code
-is not done again, and where only the rules changed a kept case is judged anew by them alone.
+is not done again, and where only the rules changed a kept case is judged anew by them alone. Where
+what is called is in our power the case is mended too, as `--fix` does, and what is accepted then
+is held against the same case without its fault; that is kept by itself.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import itertools
 import shutil
 import time
 from collections.abc import Sequence
@@ -20,17 +20,21 @@ import msgspec
 
 from drafters.spec import DrafterError
 from engines.base import EngineError
-from harness.diagnose.causes import CAUSES, NONE, UNKNOWN
+from harness.diagnose.causes import NONE, UNKNOWN
+from harness.diagnose.digests import code_digest, mending_digest
 from harness.diagnose.experiments.work import Options
+from harness.diagnose.judging import both, details, judged, mending_line, verdict_line
 from harness.diagnose.matrix import CaseResult, Matrix, matrix_of, to_markdown
 from harness.diagnose.planted import CHECKOUT, Case, Wanted, cases_of
 from harness.diagnose.records import Diagnosis, Dossier, Subject
+from harness.diagnose.restored import Fixed, Restored, promised, restored, served
 from harness.errors import HarnessError, one_line
+from harness.measure.metrics import acceptance_rate
 from harness.measure.store import to_json, write_atomic
 
 if TYPE_CHECKING:
     from engines.reference.engine import Engine
-    from harness.diagnose.story import Outcome
+    from harness.diagnose.mend import Mended
     from harness.progress import Progress
 
 DOCS = CHECKOUT / "docs"
@@ -48,38 +52,38 @@ def run(wanted: Wanted, progress: Progress) -> Matrix:
     cases = cases_of(wanted)
     for name in (CASES, DOSSIERS, WORK):
         (wanted.out / name).mkdir(parents=True, exist_ok=True)
-    code, begun = code_digest(), time.monotonic()
+    begun, left = time.monotonic(), 0
     results: list[CaseResult] = []
-    engines = Targets()
+    making = Making(wanted, progress)
     for number, case in enumerate(cases, 1):
-        kept = _kept(wanted.out, case, code)
-        if kept is None:
+        kept = _kept(wanted.out, case, code_digest(case))
+        if kept is None or _unmended(kept):
             if _over(begun, wanted.limit_minutes):
-                left = len(cases) - number + 1
-                progress.say(
-                    f"time is up with {left} of {len(cases)} cases left; the same command goes on"
-                )
-                break
-            progress.say(f"{number}/{len(cases)} {case.name}")
-            kept = _diagnosed(wanted, case, code, engines, progress)
-            _write(wanted.out / CASES / f"{case.name}.json", kept)
-            progress.say(f"{case.name}: {verdict_line(kept)}")
-        results.append(kept)
-    matrix = matrix_of(wanted.engine, results, planned=len(cases))
+                left += 1
+            else:
+                progress.say(f"{number}/{len(cases)} {case.name}")
+                kept = making.made(case, kept)
+        if kept is not None:
+            results.append(kept)
+    if left:
+        progress.say(f"time is up with {left} of {len(cases)} cases left; the same command goes on")
+    matrix = _matrix(wanted, results, len(cases))
     _write(wanted.out / "matrix.json", matrix)
-    text = to_markdown(matrix)
-    write_atomic(wanted.out / "matrix.md", text.encode())
+    write_atomic(wanted.out / "matrix.md", to_markdown(matrix).encode())
     if wanted.write:
-        whole = _whole(wanted, code)
-        _write_docs(wanted.engine, whole, to_markdown(whole))
+        _write_docs(_whole(wanted))
     return matrix
 
 
-def _whole(wanted: Wanted, code: str) -> Matrix:
+def _whole(wanted: Wanted) -> Matrix:
     """Of every case that is kept, whatever was asked for this time."""
     every = cases_of(msgspec.structs.replace(wanted, only=("*",)))
-    kept = [_kept(wanted.out, case, code) for case in every]
-    return matrix_of(wanted.engine, [k for k in kept if k is not None], planned=len(every))
+    kept = [_kept(wanted.out, case, code_digest(case)) for case in every]
+    return _matrix(wanted, [k for k in kept if k is not None], len(every))
+
+
+def _matrix(wanted: Wanted, results: Sequence[CaseResult], planned: int) -> Matrix:
+    return matrix_of(wanted.engine, results, planned=planned, first_seed=wanted.first_seed)
 
 
 class Targets:
@@ -102,72 +106,142 @@ class Targets:
         return self._loaded[target]
 
 
-def _diagnosed(
-    wanted: Wanted, case: Case, code: str, engines: Targets, progress: Progress
-) -> CaseResult:
-    """Plant, diagnose and judge one case; one that was interrupted goes on where it was.
+class Making:
+    """Makes cases: each is planted in a place of its own, which is removed at the end."""
 
-    What it was planted in is removed at the end. An engine or a checkpoint that does not serve is
-    told in the result, and no cause is called.
-    """
-    from harness.diagnose.story import run
+    def __init__(self, wanted: Wanted, progress: Progress) -> None:
+        self.wanted, self.progress, self.targets = wanted, progress, Targets()
 
-    begun = time.perf_counter()
-    # evidence of other code is no evidence
-    work = (wanted.out / WORK / f"{case.name}-{code.split('-')[0]}").absolute()
-    find_pair = importlib.import_module("faults.pair").find_pair
-    planted = case.plant(find_pair(case.pair), work / "planted", case.seed, case.severity)
-    subject = subject_of(planted, wanted.engine)
-    options = Options(
+    def made(self, case: Case, kept: CaseResult | None) -> CaseResult:
+        """What is not kept of a case yet; one that was interrupted goes on where it was."""
+        code = code_digest(case)
+        # evidence of other code is no evidence
+        evidence = code.split("-")[0]
+        work = (self.wanted.out / WORK / f"{case.name}-{evidence}").absolute()
+        find_pair = importlib.import_module("faults.pair").find_pair
+        planted = case.plant(find_pair(case.pair), work / "planted", case.seed, case.severity)
+        dossier = None if kept is None else self._dossier(case)
+        if kept is None or dossier is None:
+            kept, dossier = self._diagnosed(case, planted, work / "diagnosis", code)
+            self._keep(kept)
+            self.progress.say(f"{case.name}: {verdict_line(kept)}")
+        if _unmended(kept):
+            kept = self._mended(case, kept, dossier, planted, work)
+            self._keep(kept)
+            self.progress.say(f"{case.name}: {mending_line(kept)}")
+        shutil.rmtree(work, ignore_errors=True)
+        return kept
+
+    def _keep(self, result: CaseResult) -> None:
+        _write(self.wanted.out / CASES / f"{result.name}.json", result)
+
+    def _dossier(self, case: Case) -> Dossier | None:
+        found: Dossier | None = _read(self.wanted.out / DOSSIERS / f"{case.name}.json", Dossier)
+        return found
+
+    def _diagnosed(
+        self, case: Case, planted: Any, folder: Path, code: str
+    ) -> tuple[CaseResult, Dossier]:
+        """Diagnose and judge a case.
+
+        An engine or a checkpoint that does not serve is told in the result, and no cause is called.
+        """
+        from harness.diagnose.story import run
+
+        begun = time.perf_counter()
+        subject = subject_of(planted, self.wanted.engine)
+        try:
+            ended = run(
+                subject,
+                planted.prompts,
+                folder,
+                progress=self.progress,
+                options=options_of(planted),
+                target=self.targets.engine(subject.target),
+                pages=False,
+            )
+            dossier, diagnosis = ended.dossier, ended.diagnosis
+        except (EngineError, HarnessError, DrafterError) as error:
+            dossier = Dossier(subject=subject, skipped={"all": one_line(str(error))})
+            diagnosis = _nothing(one_line(str(error)))
+        _write(self.wanted.out / DOSSIERS / f"{case.name}.json", dossier)
+        took = time.perf_counter() - begun
+        return judged(case, self.wanted.engine, dossier, diagnosis, code, took), dossier
+
+    def _mended(
+        self, case: Case, result: CaseResult, dossier: Dossier, planted: Any, work: Path
+    ) -> CaseResult:
+        """The result with what `--fix` did, from the evidence that was kept."""
+        from harness.diagnose.mend import try_to_mend
+        from harness.diagnose.story import Outcome
+        from harness.diagnose.verdict import conclude
+
+        begun, place = time.perf_counter(), work / "fix"
+        shutil.rmtree(place, ignore_errors=True)  # one that was ended, its result not kept
+        told = msgspec.structs.replace(dossier, subject=subject_of(planted, result.engine))
+        ended = Outcome(folder=work / "diagnosis", dossier=told, diagnosis=conclude(told))
+        done = try_to_mend(
+            ended, planted.prompts, place, progress=self.progress, options=options_of(planted)
+        )
+        fixed = Fixed(
+            code=mending_digest(),
+            took_s=time.perf_counter() - begun,
+            of=details(ended.diagnosis),
+            before=_before(dossier),
+        )
+        if isinstance(done, str):
+            fixed = msgspec.structs.replace(fixed, why_not=one_line(done))
+            return msgspec.structs.replace(result, fixed=fixed, then=None, both=None)
+        fixed = msgspec.structs.replace(
+            fixed,
+            changes=tuple(f"{c.cause}: {'; '.join(c.changes)}" for c in done.changes),
+            why_not=done.why_not,
+            left=done.left,
+            held=self._held(planted, place / f"proof-{len(done.changes)}", case.kind),
+        )
+        then = _then(done) if case.kind == "compound" else None
+        named = both(case.parts, result.called, then)
+        return msgspec.structs.replace(result, fixed=fixed, then=then, both=named)
+
+    def _held(self, planted: Any, proof: Path, kind: str) -> Restored | None:
+        """What was accepted in the proof, beside the same case without its fault."""
+        if kind != "fault":
+            return None
+        right = planted if planted.unharmed is None else planted.unharmed
+        subject = subject_of(right, self.wanted.engine)
+        engine = self.targets.engine(subject.target)
+        expected = promised(subject, right.prompts, right.max_tokens, engine)
+        return restored(served(proof), expected, subject.k)
+
+
+def options_of(planted: Any) -> Options:
+    """How a planted case is asked."""
+    return Options(
         max_tokens=planted.max_tokens,
         concurrency=planted.concurrency,
         form=planted.form,
         other_form=planted.other_form,
     )
-    try:
-        ended = run(
-            subject,
-            planted.prompts,
-            work / "diagnosis",
-            progress=progress,
-            options=options,
-            target=engines.engine(subject.target),
-            pages=False,
-        )
-        dossier, diagnosis = ended.dossier, ended.diagnosis
-        then = _after_mending(case, ended, planted.prompts, work / "fix", progress, options)
-    except (EngineError, HarnessError, DrafterError) as error:
-        dossier = Dossier(subject=subject, skipped={"all": one_line(str(error))})
-        diagnosis, then = _nothing(one_line(str(error))), None
-    _write(wanted.out / DOSSIERS / f"{case.name}.json", dossier)
-    shutil.rmtree(work, ignore_errors=True)
-    took = time.perf_counter() - begun
-    return judged(case, wanted.engine, dossier, diagnosis, code, took, then)
 
 
-def _after_mending(
-    case: Case,
-    ended: Outcome,
-    prompts: Sequence[Sequence[int]],
-    place: Path,
-    progress: Progress,
-    options: Options,
-) -> str | None:
-    """Of two faults at once: what is called once `--fix` has mended the one that was called.
+def _unmended(result: CaseResult) -> bool:
+    """Whether `--fix` is still to be tried: never was, or was made otherwise."""
+    if not result.to_fix:
+        return False
+    if result.fixed is None:
+        return result.then is None  # kept before what was changed was kept too
+    return result.fixed.code != mending_digest()
 
-    "none" where nothing is left to call. None: the one that was called is not in our power.
-    """
-    from harness.diagnose.mend import try_to_mend
 
-    called = ended.diagnosis.cause
-    if case.kind != "compound" or called not in CAUSES or not CAUSES[called].fixable:
-        return None
-    mended = try_to_mend(ended, prompts, place, progress=progress, options=options)
-    if isinstance(mended, str):
-        progress.say(mended)
-        return None
-    others = [change.cause for change in mended.changes[1:]]
-    return others[0] if others else mended.left or NONE
+def _then(done: Mended) -> str:
+    """What is called of two faults once the first one is mended; "none" where nothing is left."""
+    others = [change.cause for change in done.changes[1:]]
+    return others[0] if others else done.left or NONE
+
+
+def _before(dossier: Dossier) -> float | None:
+    seen = dossier.observed
+    return None if seen is None else acceptance_rate(seen.acceptance.counts)
 
 
 def _nothing(why: str) -> Diagnosis:
@@ -199,58 +273,12 @@ def subject_of(planted: Any, engine: str) -> Subject:
     )
 
 
-def judged(
-    case: Case,
-    engine: str,
-    dossier: Dossier,
-    diagnosis: Diagnosis,
-    code: str,
-    took_s: float,
-    then: str | None = None,
-) -> CaseResult:
-    """Whether the right cause was called, and where it was ranked.
-
-    `then`: of two faults at once, what was called once the first was mended.
-    """
-    ranked = tuple(each.cause for each in diagnosis.ranked if each.strength != "excluded")
-    expected = dossier.expected.acceptance.length if dossier.expected is not None else None
-    observed = dossier.observed.acceptance.length if dossier.observed is not None else None
-    return CaseResult(
-        name=case.name,
-        kind=case.kind,
-        what=case.what,
-        engine=engine,
-        seed=case.seed,
-        severity=case.severity,
-        cause=case.cause,
-        right=case.right,
-        called=diagnosis.cause,
-        collapse=diagnosis.collapse,
-        ranked=ranked[:5],
-        first=diagnosis.cause in case.right,
-        among_three=bool(set(ranked[:3]) & set(case.right)) or diagnosis.cause in case.right,
-        expected=expected,
-        observed=observed,
-        experiments=tuple(sorted(dossier.took_s)),
-        skipped=dossier.skipped,
-        took_s=took_s,
-        code=code,
-        emulated=case.emulated,
-        then=then,
-        both=None if then is None else _both(case.parts, diagnosis.cause, then),
-    )
-
-
-def _both(parts: Sequence[Sequence[str]], first: str, then: str) -> bool:
-    """Whether one name is of one fault, and the other of the other."""
-    return any(first in one and then in other for one, other in itertools.permutations(parts, 2))
-
-
 def _kept(out: Path, case: Case, code: str) -> CaseResult | None:
     """A case that was judged before; by today's rules, if only these have changed since."""
-    found = _read(out / CASES / f"{case.name}.json", CaseResult)
+    found: CaseResult | None = _read(out / CASES / f"{case.name}.json", CaseResult)
     if found is None or found.code.split("-")[0] != code.split("-")[0]:
         return None
+    found = msgspec.structs.replace(found, mends=case.mends, mendable=case.mendable)
     if found.code == code:
         return found
     dossier = _read(out / DOSSIERS / f"{case.name}.json", Dossier)
@@ -259,8 +287,13 @@ def _kept(out: Path, case: Case, code: str) -> CaseResult | None:
     from harness.diagnose.verdict import conclude
 
     told = conclude(dossier)
-    then = found.then if told.cause == found.called else None  # else another one was mended
+    fixed = found.fixed
+    # else another one was mended, or otherwise
+    same = told.cause == found.called and (fixed is None or fixed.of == details(told))
+    then = found.then if same else None
     result = judged(case, found.engine, dossier, told, code, found.took_s, then)
+    if same:
+        result = msgspec.structs.replace(result, fixed=fixed)
     _write(out / CASES / f"{case.name}.json", result)
     return result
 
@@ -272,42 +305,6 @@ def _read(path: Path, kind: Any) -> Any:
         return None
 
 
-def code_digest() -> str:
-    """`experiments-rules`: what finds the evidence and plants, and what judges it."""
-    package, faults = Path(__file__).parent, CHECKOUT / "tests" / "faults"
-    rules = [
-        *sorted(package.glob("rules/**/*.py")),
-        package / "verdict.py",
-        package / "causes.toml",
-    ]
-    evidence = [
-        *sorted(package.glob("experiments/*.py")),
-        *(f for f in sorted(faults.rglob("*.py")) if f.name != "library.py"),  # which only lists
-        package / "readings.py",
-        package / "records.py",
-    ]
-    return "-".join(_digest(files) for files in (evidence, rules))
-
-
-def _digest(files: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes() if file.is_file() else b"")
-    return digest.hexdigest()[:12]
-
-
-def verdict_line(result: CaseResult) -> str:
-    """One line of what was called, and whether that is right."""
-    called = result.called if result.called != result.cause else "right"
-    mark = "ok" if result.first else ("among three" if result.among_three else "WRONG")
-    lengths = f"{_number(result.expected)} -> {_number(result.observed)}"
-    return one_line(f"{mark}: {called} (acceptance length {lengths}, {result.took_s:.0f} s)")
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _over(begun: float, limit_minutes: float | None) -> bool:
     return limit_minutes is not None and time.monotonic() - begun > 60 * limit_minutes
 
@@ -316,8 +313,9 @@ def _write(path: Path, record: msgspec.Struct) -> None:
     write_atomic(path, to_json(record))
 
 
-def _write_docs(engine: str, matrix: Matrix, text: str) -> None:
-    """Keep the matrix of this engine beside those of others in docs/."""
-    suffix = "" if engine == "reference" else f"-{engine}"
-    write_atomic(DOCS / f"diagnosis-matrix{suffix}.md", text.encode())
+def _write_docs(matrix: Matrix) -> None:
+    """Keep the matrix of this engine and these seeds beside the others in docs/."""
+    suffix = "" if matrix.engine == "reference" else f"-{matrix.engine}"
+    suffix += f"-from-seed-{matrix.first_seed}" if matrix.first_seed else ""
+    write_atomic(DOCS / f"diagnosis-matrix{suffix}.md", to_markdown(matrix).encode())
     _write(DOCS / f"diagnosis-matrix{suffix}.json", matrix)

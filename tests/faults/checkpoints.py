@@ -14,7 +14,7 @@ from faults.algebra import (
 from faults.folders import Config, Tensors, edited, layers_of, read, set_flag, set_layers
 from faults.pair import Pair
 from faults.planting import changed_drafter, healthy, write_plugin
-from faults.records import EVERY_ENGINE, Fault, Planted
+from faults.records import EVERY_ENGINE, NOT_SGLANG, Fault, Planted
 from faults.trainings import frequent_tokens, trained
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _default_layers(pair: Pair, folder: Path, seed: int, severity: float) -> Pla
         set_layers(config, default_layers(depth))
 
     drafter = edited(pair.drafter, folder / "drafter", defaults)
-    return healthy(pair, seed, drafter=drafter)
+    return healthy(pair, seed).harmed(drafter=drafter)
 
 
 def read_depth(pair: Pair) -> int:
@@ -225,7 +225,8 @@ def _stored_head(pair: Pair, folder: Path, seed: int, severity: float) -> Plante
         rows = (target["lm_head.weight"][:lost], tensors["lm_head.weight"][lost:])
         tensors["lm_head.weight"] = torch.cat(rows)
 
-    return healthy(pair, seed, drafter=edited(source, folder / "drafter", change))
+    right = healthy(pair, seed, drafter=source)
+    return right.harmed(drafter=edited(source, folder / "drafter", change))
 
 
 def _with_own_head(pair: Pair, folder: Path, seed: int, severity: float) -> Path:
@@ -265,13 +266,9 @@ def _input_norm_ignored(recipe: str) -> Any:
     return plant
 
 
-def _as_trained(recipe: str) -> Any:
-    """The healthy checkpoint of a recipe, for engines that do not read its flag."""
-
-    def plant(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
-        return healthy(pair, seed, drafter=trained(pair, recipe))
-
-    return plant
+def _unread(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
+    """Nothing is wrong with this checkpoint; SGLang does not read its norm_before_residual."""
+    return healthy(pair, seed, drafter=trained(pair, "norm_before_residual"))
 
 
 def _generator(seed: int) -> Generator:
@@ -306,7 +303,6 @@ def _plugged(name: str, cause: str, plant: Any, costs: float, **more: Any) -> Fa
     return Fault(name=name, cause=cause, way="checkpoint", plant=plant, costs=costs, **more)
 
 
-NOT_SGLANG = ("reference", "vllm")
 CHECKPOINTS: tuple[Fault, ...] = (
     _fault("layers_plus_one", "layers_shifted", _plus_one, 0.1, engines=NOT_SGLANG, mendable=True),
     _fault(
@@ -452,7 +448,7 @@ CHECKPOINTS: tuple[Fault, ...] = (
     _plugged(
         "norm_before_residual_unread",
         "norm_before_residual",
-        _as_trained("norm_before_residual"),
+        _unread,
         0.1,
         engines=("sglang",),
     ),

@@ -1,4 +1,6 @@
-"""Faults of states and proposals, planted in a real vLLM and a real SGLang by their plugins."""
+"""Faults planted in a real vLLM and a real SGLang: states and proposals by their plugins, and the
+method by their own flag.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,11 @@ from faults.pair import Pair
 from faults.planting import healthy, write_plugin
 from faults.records import Engine, Fault, Planted
 
+_METHOD: dict[Engine, tuple[str, str]] = {
+    "vllm": ("--speculative-config.method", "eagle"),
+    "sglang": ("--speculative-algorithm", "EAGLE"),
+}
+"""Asks for EAGLE over an EAGLE-3 head: it is handed the target's last state, and fc is left out."""
 _STATES = {
     "zero": "states_zero",
     "scaled": "states_scaled",
@@ -28,9 +35,24 @@ def _plugged(function: str, **parameters: Any) -> Any:
     return plant
 
 
+def _method(engine: Engine) -> Any:
+    def plant(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
+        return healthy(pair, seed).harmed(extra_args=_METHOD[engine])
+
+    return plant
+
+
 def _faults() -> Iterator[Fault]:
-    engines: tuple[Engine, ...] = ("vllm", "sglang")
-    for engine in engines:
+    for engine in _METHOD:
+        yield Fault(
+            name=f"{engine}_method",
+            cause="wrong_method",
+            way="flags",
+            plant=_method(engine),
+            costs=0.1,
+            engines=(engine,),
+            mendable=True,
+        )
         for kind, cause in _STATES.items():
             yield Fault(
                 name=f"{engine}_{cause}",

@@ -16,11 +16,10 @@ from faults.algebra import (
 from faults.folders import Config, Tensors, edited
 from faults.pair import Pair, tokenizer
 from faults.planting import healthy
-from faults.records import EVERY_ENGINE, Engine, Planted, Variant
+from faults.records import EVERY_ENGINE, NOT_SGLANG, Planted, Variant
+from faults.texts import long_prompts
 from faults.trainings import frequent_tokens, trained
 
-NOT_SGLANG: tuple[Engine, ...] = ("reference", "vllm")
-"""SGLang puts the target's embeddings over the drafter's, and reads no norm_before_residual."""
 Drafter = Callable[[Pair, Path, int], Path]
 
 
@@ -76,28 +75,6 @@ def _prompts(**how: Any) -> Any:
     return plant
 
 
-def _long(tokens: int) -> Any:
-    """Prompts of earlier answers put before the question, up to about `tokens` tokens."""
-
-    def plant(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
-        from training.demo.corpus import prompt_text, reply_text
-        from training.demo.prompts import demo_dialogues
-
-        coins, encode = random.Random(seed), tokenizer(pair.target).encode
-        prompts = []
-        for _ in range(8):
-            ids: list[int] = []
-            while len(ids) < tokens:
-                dialogue = coins.choice(demo_dialogues())
-                text = prompt_text(dialogue) + reply_text(dialogue.last)
-                ids += encode(text, add_special_tokens=False).ids
-            last = encode(prompt_text(coins.choice(demo_dialogues())), add_special_tokens=False)
-            prompts.append((*ids[-tokens:], *last.ids))
-        return healthy(pair, seed, prompts=tuple(prompts), max_model_len=tokens + 400)
-
-    return plant
-
-
 def _fp8(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
     """A target whose matrices were rounded to fp8 (e4m3), a scale for each row, as served so."""
     import torch
@@ -137,12 +114,12 @@ def _variants() -> Iterator[Variant]:
         yield _variant(f"{kind}_turned", _served(_turned), kind=kind, engines=real)
         yield _variant(f"{kind}_uneven_norm", _served(_uneven), kind=kind, engines=real)
         yield _variant(f"{kind}_fp8_weights", _fp8, kind=kind, engines=real)
-        yield _variant(f"{kind}_context_300", _long(300), kind=kind, minutes=0.5, engines=real)
+        long = long_prompts(300)
+        yield _variant(f"{kind}_context_300", long, kind=kind, minutes=0.5, engines=real)
         for batch in (1, 2, 16):
             yield _variant(f"{kind}_batch_{batch}", _served(concurrency=batch), kind=kind)
     for engines, size in ((EVERY_ENGINE, 704), (("reference",), 448)):
         yield _variant(f"draft_vocabulary_{size}", _served(_restricted(size)), engines=engines)
-    yield _variant("context_900", _long(900), minutes=1.0)
     for recipe, engines in (
         ("norm_output", EVERY_ENGINE),
         ("fc_norm", EVERY_ENGINE),

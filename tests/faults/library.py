@@ -14,13 +14,10 @@ from faults.training import TRAINING
 ORDINARY = ("trained_own_tokens",)
 """Trainings that could be better and leave an ordinary drafter (docs/faults.md: four of five first
 drafts are right). They are no faults: that nothing is wrong is what has to be said of them."""
-BEYOND = ("context_900",)
-"""Prompts so much longer than the rows of the drafter's training (160 tokens) that it is right in a
-third of its first drafts: no fault of the serving, and no healthy drafter either."""
 _EVERY = {fault.name: fault for fault in (*CHECKPOINTS, *ENGINE, *FOREIGN, *TRAINING, *TEXTS)}
 FAULTS: dict[str, Fault] = {n: fault for n, fault in _EVERY.items() if n not in ORDINARY}
 HEALTHY: dict[str, Variant] = {
-    **{n: variant for n, variant in _HEALTHY.items() if n not in BEYOND},
+    **_HEALTHY,
     **{n: Variant(name=n, plant=_EVERY[n].plant, engines=_EVERY[n].engines) for n in ORDINARY},
 }
 COMPOUND: dict[str, Compound] = compounds(FAULTS.values())

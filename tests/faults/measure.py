@@ -42,8 +42,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 def cost(cases: Sequence[tuple[Planted, Planted]]) -> Cost:
     """Each case without its fault and with it: over the prompts of all of them."""
-    from harness.analyse.statistics import t_quantile
-    from harness.diagnose.experiments.figures import paired_gain
+    from harness.diagnose.experiments.figures import paired
 
     right: list[tuple[float, float]] = []
     wrong: list[tuple[float, float]] = []
@@ -55,12 +54,9 @@ def cost(cases: Sequence[tuple[Planted, Planted]]) -> Cost:
         firsts += sum(count > 0 for log in logs for count in log)
         steps += sum(map(len, logs))
     usual = sum(a for a, _ in right) / sum(n for _, n in right)
-    lost, low, high = paired_gain(right, wrong)
-    error = None if low is None or high is None else (high - low) / 2
-    quantile = t_quantile(0.975, len(right) - 1)
-    return Cost(
-        share=lost / usual, errors=lost / error * quantile if error else None, first=firsts / steps
-    )
+    lost = paired(right, wrong)
+    errors = lost.gain / lost.error if lost.error else None
+    return Cost(share=lost.gain / usual, errors=errors, first=firsts / steps)
 
 
 def accepted(planted: Planted, *, dtype: str | None = None) -> DraftCounts:

@@ -36,7 +36,7 @@ def changed_drafter(
             folder / "drafter",
             lambda config, tensors: change(config, tensors, seed, severity),
         )
-        return healthy(pair, seed, drafter=drafter)
+        return healthy(pair, seed, drafter=begin).harmed(drafter=drafter)
 
     return plant
 

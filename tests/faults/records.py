@@ -14,6 +14,9 @@ from harness.diagnose.causes import CAUSES
 Way = Literal["checkpoint", "training", "engine", "flags", "prompts"]
 Engine = Literal["reference", "vllm", "sglang"]
 EVERY_ENGINE: tuple[Engine, ...] = ("reference", "vllm", "sglang")
+NOT_SGLANG: tuple[Engine, ...] = ("reference", "vllm")
+"""SGLang puts the target's embeddings over the drafter's, reads no norm_before_residual, and counts
+layer ids its own way."""
 
 
 class Planted(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +25,8 @@ class Planted(msgspec.Struct, frozen=True, kw_only=True):
     `plugin`: FILE.py:FUNCTION, called with the loaded engine. `rounds`: how often the prompts are
     sent, one time after the other (what is planted in a prefix cache shows at the second).
     `form`: templated or raw, as the prompts are; `other_form`: the same ones as they are not.
+    `unharmed`: the same without its fault, which is what mending it is held against; None where
+    the target, the drafter and the prompts are right as they are.
     """
 
     target: Path
@@ -41,9 +46,14 @@ class Planted(msgspec.Struct, frozen=True, kw_only=True):
     trained_on: Path | None = None
     form: str = "templated"
     other_form: tuple[tuple[int, ...], ...] = ()
+    unharmed: Planted | None = None
 
     def changed(self, **changes: Any) -> Planted:
         return msgspec.structs.replace(self, **changes)
+
+    def harmed(self, **changes: Any) -> Planted:
+        """The fault that is planted in this case by `changes`."""
+        return self.changed(**changes, unharmed=self)
 
 
 Plant = Callable[[Pair, Path, int, float], Planted]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from faults.pair import PROMPTS, Pair, tokenizer
 from faults.planting import healthy
-from faults.records import EVERY_ENGINE, Fault, Planted
+from faults.records import EVERY_ENGINE, Fault, Plant, Planted
 
 
 def _raw(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
@@ -19,7 +19,8 @@ def _raw(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
     encode = tokenizer(pair.target).encode
     texts = [dialogues[i].last.prompt for i in chosen]
     prompts = tuple(tuple(encode(text, add_special_tokens=False).ids) for text in texts)
-    return healthy(pair, seed, prompts=prompts, form="raw", other_form=pair.prompts(seed))
+    right = healthy(pair, seed)
+    return right.harmed(prompts=prompts, form="raw", other_form=right.prompts)
 
 
 def _random(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
@@ -30,15 +31,30 @@ def _random(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
     return healthy(pair, seed, prompts=prompts)
 
 
-def looping(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
-    """Prompts that say one line over and over: the answers go on so, and inflate acceptance."""
-    from training.demo.prompts import demo_dialogues
+def long_prompts(tokens: int) -> Plant:
+    """Prompts of earlier answers put before the question, up to about `tokens` tokens.
 
-    dialogues = random.Random(seed).sample(demo_dialogues(), PROMPTS)
-    encode = tokenizer(pair.target).encode
-    texts = [dialogue.last.prompt[:40] for dialogue in dialogues]
-    prompts = tuple(tuple(encode(text * 8, add_special_tokens=False).ids[:200]) for text in texts)
-    return healthy(pair, seed, prompts=prompts)
+    The pair's drafter was trained on rows of 160. At 300 it is as good as ever, at 900 it is right
+    in a third of its first drafts.
+    """
+
+    def plant(pair: Pair, folder: Path, seed: int, severity: float) -> Planted:
+        from training.demo.corpus import prompt_text, reply_text
+        from training.demo.prompts import demo_dialogues
+
+        coins, encode = random.Random(seed), tokenizer(pair.target).encode
+        prompts = []
+        for _ in range(8):
+            ids: list[int] = []
+            while len(ids) < tokens:
+                dialogue = coins.choice(demo_dialogues())
+                text = prompt_text(dialogue) + reply_text(dialogue.last)
+                ids += encode(text, add_special_tokens=False).ids
+            last = encode(prompt_text(coins.choice(demo_dialogues())), add_special_tokens=False)
+            prompts.append((*ids[-tokens:], *last.ids))
+        return healthy(pair, seed, prompts=tuple(prompts), max_model_len=tokens + 400)
+
+    return plant
 
 
 TEXTS: tuple[Fault, ...] = (
@@ -50,6 +66,7 @@ TEXTS: tuple[Fault, ...] = (
         costs=0.05,
         also=("degenerate_text",),
         engines=EVERY_ENGINE,
+        mendable=True,
     ),
     Fault(
         name="prompts_random",
@@ -59,5 +76,13 @@ TEXTS: tuple[Fault, ...] = (
         costs=0.05,
         also=("template",),
         engines=EVERY_ENGINE,
+    ),
+    Fault(
+        name="prompts_too_long",
+        cause="undertrained",
+        way="prompts",
+        plant=long_prompts(900),
+        costs=0.1,
+        by_quality=True,
     ),
 )

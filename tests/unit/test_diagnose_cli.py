@@ -57,7 +57,10 @@ def test_what_the_self_test_would_not_hear_is_refused(words: tuple[str, ...], sh
     assert refused("--self-test", *words).startswith(f"{shown}: not with --self-test")
 
 
-@pytest.mark.parametrize("words", [("--seeds", "3"), ("--limit-minutes", "2"), ("--write",)])
+@pytest.mark.parametrize(
+    "words",
+    [("--seeds", "3"), ("--first-seed", "3"), ("--limit-minutes", "2"), ("--write",)],
+)
 def test_what_is_of_the_self_test_alone_is_refused_without_it(words: tuple[str, ...]) -> None:
     assert refused(*words) == f"{words[0]}: is of the self-test; add --self-test"
 

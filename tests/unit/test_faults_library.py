@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from faults.records import Fault, Planted, Variant
 
 from harness.diagnose.causes import CAUSES
 
+PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 QUICK = ("layers_plus_one", "states_zero", "tokens_unshifted", "refused", "miscounted")
 FEW = 8
 """Prompts in the everyday tests."""
@@ -135,6 +137,7 @@ def test_every_fault_costs_what_it_is_said_to(fault: Fault, seed: int, tmp_path:
         if fault.way != "prompts":
             right = right.changed(prompts=planted.prompts)
         found.append(share(accepted(right)) - share(accepted(planted)))
+        assert planted.unharmed is not None or not fault.mendable
     assert found[0] >= fault.costs
     assert found[-1] > 0
 
@@ -201,7 +204,13 @@ def test_at_every_severity_a_fault_costs_more_than_chance(fault: Fault, tmp_path
         cases = []
         for seed in SEEDS:
             planted = fault.plant(pair, tmp_path / f"{severity:g}-{seed}", seed, severity)
-            right = healthy(pair, seed, k=planted.k, temperature=planted.temperature)
+            right = healthy(
+                pair,
+                seed,
+                count=len(planted.prompts),
+                k=planted.k,
+                temperature=planted.temperature,
+            )
             if fault.way != "prompts":
                 right = right.changed(prompts=planted.prompts)
             cases.append((right, planted))
@@ -209,3 +218,36 @@ def test_at_every_severity_a_fault_costs_more_than_chance(fault: Fault, tmp_path
         assert found.share >= LEAST, (severity, found)
         assert found.errors is not None and found.errors >= ERRORS, (severity, found)
         assert not fault.by_quality or found.first < ORDINARY, (severity, found)
+
+
+def test_the_docs_tell_of_every_known_cause_what_plants_it() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## Which known causes")[2]
+    rows = [line.split("|")[1:5] for line in section.partition("\n## ")[0].splitlines()]
+    rows = [row for row in rows if len(row) == 4 and row[0].strip() not in ("#", "---")]
+    assert [row[0].strip() for row in rows if row[0].strip()] == [str(n) for n in range(1, 30)]
+    named = [(name, star) for row in rows for name, star in re.findall(r"`(\w+)`(\*?)", row[2])]
+    names = [name for name, _ in named]
+    assert len(set(names)) == len(names) and set(names) == set(FAULTS)
+    assert {name for name, star in named if star} == {n for n, f in FAULTS.items() if f.emulated}
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row[3])} <= {*FAULTS, *HEALTHY}
+    for row in rows:  # what is not planted says why
+        assert row[2].strip() != "not planted" or row[3].strip()
+
+
+def test_what_a_case_is_without_its_fault_is_told_where_it_can_be_mended(
+    pair: Pair, tmp_path: Path
+) -> None:
+    for name in (
+        "layers_plus_one",
+        "layers_default",
+        "norm_output_on",
+        "prompts_raw",
+        "vllm_method",
+    ):
+        planted = FAULTS[name].plant(pair, tmp_path / name, 0, 1.0)
+        right = planted.unharmed
+        assert right is not None and right.unharmed is None, name
+        assert right.form == "templated" and right.extra_args == (), name
+        assert len(right.prompts) == len(planted.prompts) and right != planted, name
+        harmed = {"drafter", "prompts", "extra_args"}
+        assert any(getattr(right, field) != getattr(planted, field) for field in harmed), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,27 +51,42 @@ def by_group(
     return proportion(y.tolist(), x.tolist())
 
 
-def paired_gain(
-    mine: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]
-) -> tuple[float, float | None, float | None]:
-    """sum(y)/sum(x) of `mine` less that of `other`, pairs (y, x) by prompt; and its interval.
+class Paired(msgspec.Struct, frozen=True, kw_only=True):
+    """A difference of two ratios paired by prompt; `error`: its standard error, of n prompts."""
+
+    gain: float
+    error: float | None = None
+    n: int = 0
+
+
+def paired(mine: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Paired:
+    """sum(y)/sum(x) of `mine` less that of `other`, pairs (y, x) by prompt; 0 without any.
 
     The variance is that of cluster sampling by linearisation (W. G. Cochran, Sampling Techniques
     (1977), section 6.4), of the two ratios' residuals prompt by prompt: what is common to both
-    ways to run a drafter over one prompt cancels. Student's t over the prompts that have any.
+    ways to run a drafter over one prompt cancels.
     """
     some = [(a, b) for a, b in zip(mine, other, strict=True) if a[1] or b[1]]
     if not some:
-        return 0.0, None, None
+        return Paired(gain=0.0)
     (ya, xa), (yb, xb) = np.array(some, dtype=float).transpose(1, 2, 0)
     if not xa.sum() or not xb.sum():
-        return 0.0, None, None
+        return Paired(gain=0.0)
     ra, rb = ya.sum() / xa.sum(), yb.sum() / xb.sum()
     n = len(xa)
     if n < 2:
-        return float(ra - rb), None, None
+        return Paired(gain=float(ra - rb), n=n)
     off = (ya - ra * xa) / xa.sum() - (yb - rb * xb) / xb.sum()
-    half = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * math.sqrt(
-        n / (n - 1) * float(np.square(off).sum())
-    )
-    return float(ra - rb), float(ra - rb - half), float(ra - rb + half)
+    error = math.sqrt(n / (n - 1) * float(np.square(off).sum()))
+    return Paired(gain=float(ra - rb), error=error, n=n)
+
+
+def paired_gain(
+    mine: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]
+) -> tuple[float, float | None, float | None]:
+    """The gain of `paired`, and its interval by Student's t over the prompts."""
+    found = paired(mine, other)
+    if found.error is None:
+        return found.gain, None, None
+    half = t_quantile(0.5 + CONFIDENCE / 2, found.n - 1) * found.error
+    return found.gain, found.gain - half, found.gain + half
