@@ -417,6 +417,15 @@ def _wrong_method() -> Dossier:
     return audited(found, "wrong_method")
 
 
+def one_slot(named: bool) -> Dossier:
+    """As vLLM and SGLang run EAGLE over an EAGLE-3 head: it is handed the last normed state."""
+    found = times(
+        lose(healthy(), "states", 0.2),
+        states=states(bad("normed[61]", own=0.5), LAYERS[:1]),
+    )
+    return audited(found, "wrong_method", "error") if named else found
+
+
 CASES: dict[str, Callable[[], Dossier]] = {
     "layers_shifted": lambda: trained_for("layers off by +1 (4, 32, 60)"),
     "layers_default": _no_layers,

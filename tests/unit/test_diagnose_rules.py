@@ -323,6 +323,19 @@ def test_the_last_layer_without_its_norm_is_no_other_layer() -> None:
     assert conclude(lost).cause == "states_normed"
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_one_state_where_three_are_declared_is_another_algorithm(named: bool) -> None:
+    """EAGLE over an EAGLE-3 head: what the one state is follows from it, and is no cause."""
+    found = conclude(made.one_slot(named))
+    assert found.cause == "wrong_method" and found.ranked[0].strength == "certain"
+    assert "one state a token" in " ".join(found.ranked[0].evidence_for)
+    assert score(made.one_slot(named), "states_normed") < 3
+
+
+def test_three_states_that_are_normed_are_no_other_algorithm() -> None:
+    assert score(made.CASES["states_normed"](), "wrong_method") < 1
+
+
 def test_an_engine_that_mends_what_the_checkpoint_says_is_no_collapse() -> None:
     """The checkpoint says otherwise than trained, and the engine runs it as trained."""
     name = "norm_output toggled"

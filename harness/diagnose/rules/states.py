@@ -140,7 +140,28 @@ def state_points(dossier: Dossier) -> list[Point]:
     if clean:
         return [p for cause in of_stage("states") for p in _unseen(cause, states)]
     bad = bad_slots(states)
+    method = _by_method(dossier)
+    if method:
+        return method
     return [*_by_kind(dossier, bad), *_by_layers(dossier, bad), *_by_place(states, bad)]
+
+
+def _by_method(dossier: Dossier) -> list[Point]:
+    """One state a token where the head takes several: what it is follows from the algorithm.
+
+    EAGLE hands its drafter the target's last normed state; over an EAGLE-3 head, engines then leave
+    out the layer that joins several.
+    """
+    audit = dossier.audit
+    declared = None if audit is None else audit.aux_layers or audit.engine_layers
+    slots = () if dossier.states is None else dossier.states.slots
+    handed = {slot.slot for slot in slots if slot.rows >= FEWEST_ROWS}
+    if declared is None or len(declared) < 2 or len(handed) != 1:
+        return []
+    best = max(slots, key=lambda slot: slot.rows).best
+    says = f"the drafter is handed one state a token, {best.candidate} (cosine "
+    says += f"{number(finite(best.cosine), 3)}), where the checkpoint asks for {len(declared)}"
+    return [point("wrong_method", DECISIVE, says, NAME)]
 
 
 def _unseen(cause: str, states: States) -> list[Point]:

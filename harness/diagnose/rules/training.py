@@ -119,8 +119,11 @@ def _unnormed(dossier: Dossier) -> list[Point]:
     sure = surely_above(drawn, UNNORMED, fewest=1) and (low is None or low > UNNORMED)
     nearer = _nearer(found)
     if nearer is not None:
-        says += f"; over all tokens they are {number(found.unnormed_less)} nats nearer to what the "
-        says += "head says without that norm"
+        far = finite(found.unnormed_less) or 0.0
+        says += f"; over all tokens they are {number(abs(far))} nats "
+        says += (
+            f"{'nearer to' if far >= 0 else 'farther from'} what the head says without that norm"
+        )
     if nearer is False or surely_below(drawn, UNNORMED):
         # Where it is seldom right at all, it draws few of those either way.
         able = nearer is False or surely_below(drawn, min(UNNORMED, (rate(first) or 0.0) / 2))
