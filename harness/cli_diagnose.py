@@ -106,6 +106,12 @@ def diagnose(
     ] = None,
     only: Names = None,
     skip: Skip = None,
+    thorough: Annotated[
+        bool,
+        typer.Option(
+            "--thorough", help="Make every experiment, though the verdict be certain before."
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the diagnosis as JSON, not as text.")
     ] = False,
@@ -191,6 +197,7 @@ def diagnose(
         trained_on=trained_on,
         only=tuple(only or ()),
         skip=tuple(skip or ()),
+        thorough=thorough,
     )
     with make_progress() as progress:
         case = case_of(asked)

@@ -54,6 +54,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     trained_on: Path | None = None
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    thorough: bool = False
 
 
 def case_of(asked: Asked) -> Case:
@@ -85,7 +86,12 @@ def case_of(asked: Asked) -> Case:
     prompts, options = _prompts(prepared, subject, asked.prompts)
     subject = msgspec.structs.replace(subject, dataset=_dataset(prepared), prompts=len(prompts))
     options = msgspec.structs.replace(
-        options, only=asked.only, skip=asked.skip, in_run=in_run, step_cost=cost
+        options,
+        only=asked.only,
+        skip=asked.skip,
+        in_run=in_run,
+        step_cost=cost,
+        thorough=asked.thorough,
     )
     served = f"target {subject.target}, drafter {subject.drafter}, k = {subject.k}"
     said.insert(0, f"{prepared.name}: {prepared.why}; {served}, {subject.asked}")

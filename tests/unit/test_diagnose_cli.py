@@ -50,6 +50,7 @@ def refused(*words: str) -> str:
         (("--trained-target", "d"), "--trained-target"),
         (("--trained-on", "d"), "--trained-on"),
         (("--skip", "audit"), "--skip"),
+        (("--thorough",), "--thorough"),
         (("--json",), "--json"),
     ],
 )
