@@ -63,6 +63,8 @@ class View:
     next_experiments: tuple[str, ...]
     waterfall: tuple[tuple[str, ...], ...]
     causes: tuple[CauseRow, ...]
+    unseen: tuple[CauseRow, ...]
+    """Neither excluded, nor anything for them."""
     excluded: tuple[Ruled, ...]
     experiments: tuple[tuple[str, ...], ...]
     findings: tuple[tuple[str, ...], ...]
@@ -75,7 +77,7 @@ def view_of(dossier: Dossier, diagnosis: Diagnosis) -> View:
     named = diagnosis.cause in CAUSES
     first = diagnosis.ranked[0] if named and diagnosis.ranked else None
     badge, standing = _standing(diagnosis, first)
-    shown = [r for r in diagnosis.ranked if r.strength != "excluded"]
+    left = [r for r in diagnosis.ranked if r.strength != "excluded"]
     return View(
         title=one_line(f"Diagnosis: {_last(subject.drafter)} on {_last(subject.target)}", 120),
         meta=one_line(_meta(dossier), 400),
@@ -88,7 +90,8 @@ def view_of(dossier: Dossier, diagnosis: Diagnosis) -> View:
         mending=tuple(one_line(line, 600) for line in diagnosis.mending),
         next_experiments=tuple(one_line(n, 300) for n in diagnosis.next_experiments),
         waterfall=tuple(_waterfall(diagnosis, subject.k)),
-        causes=tuple(_cause_row(r) for r in shown),
+        causes=tuple(_cause_row(r) for r in left if r.evidence_for),
+        unseen=tuple(_cause_row(r) for r in left if not r.evidence_for),
         excluded=tuple(_excluded(diagnosis)),
         experiments=tuple(_experiment(dossier, name) for name in EXPERIMENTS),
         findings=tuple(_findings(dossier)),

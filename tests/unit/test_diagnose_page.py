@@ -73,6 +73,26 @@ def test_what_is_excluded_is_counted_and_listed_by_stage() -> None:
     assert all(r.title in folded for r in out) and folded.count("<li>") == len(out) + len(names) - 1
 
 
+def test_causes_that_nothing_speaks_for_are_folded_and_named_beside_the_excluded() -> None:
+    """Evidence that could not tell is no rival of a cause that is shown."""
+    found = conclude(made.CASES["layers_shifted"]())
+    unsure = found.ranked[-1]
+    changed = msgspec.structs.replace(
+        unsure, strength="possible", evidence_against=(), undecided=("two rows: that cannot tell",)
+    )
+    diagnosis = made.times(found, ranked=(*found.ranked[:-1], changed))
+    dossier = made.CASES["layers_shifted"]()
+    text = to_markdown(dossier, diagnosis).replace("\\", "")
+    assert f"Not excluded, with nothing for it: {unsure.cause}." in text
+    assert f"### {unsure.title}" not in text
+    page = render_page(dossier, diagnosis)
+    table, _, folded = page.partition(
+        "<summary>Not excluded, with nothing for it: 1 cause</summary>"
+    )
+    assert "two rows" not in table
+    assert "two rows: that cannot tell" in folded.partition("</details>")[0]
+
+
 def test_answers_without_a_whole_trace_are_told() -> None:
     healthy = made.healthy()
     odd = made.times(healthy, observed=made.times(healthy.observed, untraced=3))

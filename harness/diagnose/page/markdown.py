@@ -53,7 +53,7 @@ def _mending(view: View) -> list[str]:
 
 
 def _causes(view: View) -> list[str]:
-    if not view.causes:
+    if not (view.causes or view.unseen or view.excluded):
         return []
     lines = ["", "## Causes"]
     for row in view.causes[:MOST_CAUSES]:
@@ -62,7 +62,16 @@ def _causes(view: View) -> list[str]:
         lines += [f"- against: {escape(s)}" for s in row.evidence_against]
         lines += [f"- neither: {escape(s)}" for s in row.undecided]
         lines += [f"- remedy: {escape(row.remedy)}"]
-    return [*lines, *_excluded(view)]
+    return [*lines, *_unseen(view), *_excluded(view)]
+
+
+def _unseen(view: View) -> list[str]:
+    """Their names: what was looked at, the page tells."""
+    if not view.unseen:
+        return []
+    names = ", ".join(row.cause for row in view.unseen)
+    them = "it" if len(view.unseen) == 1 else "them"
+    return ["", escape(f"Not excluded, with nothing for {them}: {names}.")]
 
 
 def _excluded(view: View) -> list[str]:
