@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,22 @@ def read_config(folder: Path, what: str) -> dict[str, Any]:
             "Hugging Face layout"
         )
     return read_json(path)
+
+
+@contextmanager
+def read_as(path: Path, what: str) -> Iterator[None]:
+    """A key that is missing in the config at `path`, or holds no such value, is told on one line.
+
+    `what`: whose config it is read as, as "a language model". Raises `EngineUsageError`.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise EngineUsageError(
+            f"{path}: the key {error} is missing, which {what} has; fetch the checkpoint again"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise EngineUsageError(f"{path}: cannot be read as {what}: {error}") from error
 
 
 def check_named(folder: Path, what: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from drafters.formats import text_config, wrong_number
 from engines.base import EngineUsageError
-from engines.checkpoint import read_config
+from engines.checkpoint import read_as, read_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,7 @@ def capture_target(folder: Path) -> CaptureTarget:
     """Read the target's config. Raises `EngineUsageError` for one that lacks a size."""
     config = read_config(folder, "target")
     text: dict[str, Any] = text_config(config)
-    try:
+    with read_as(folder / "config.json", "a language model"):
         if (wrong := wrong_number(text)) is not None:
             raise ValueError(wrong)
         return CaptureTarget(
@@ -72,15 +72,6 @@ def capture_target(folder: Path) -> CaptureTarget:
             norm_eps=float(text.get("rms_norm_eps", 1e-6)),
             tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         )
-    except KeyError as error:
-        raise EngineUsageError(
-            f"{folder / 'config.json'}: the key {error} is missing, which a language model has; "
-            "fetch the checkpoint again"
-        ) from None
-    except (TypeError, ValueError) as error:
-        raise EngineUsageError(
-            f"{folder / 'config.json'}: cannot be read as a language model's: {error}"
-        ) from None
 
 
 def check_layers(aux_layers: tuple[int, ...], facts: CaptureTarget) -> None:

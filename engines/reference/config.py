@@ -14,7 +14,7 @@ import msgspec
 
 from drafters.reading import wrong_number
 from engines.base import EngineUsageError
-from engines.checkpoint import read_json
+from engines.checkpoint import read_as, read_json
 
 LLAMA_ARCHITECTURES = ("LlamaForCausalLM",)
 DEEPSEEK_ARCHITECTURES = ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM")
@@ -92,17 +92,8 @@ def read_config(model: Path) -> ModelConfig:
             f"{model / 'config.json'}: quantised weights are not served by the reference engine; "
             "give it a checkpoint in float32, float16 or bfloat16"
         )
-    try:
+    with read_as(model / "config.json", architecture):
         return _flatten(model, raw, text, prefix, is_llama=architecture in LLAMA_ARCHITECTURES)
-    except KeyError as error:
-        raise EngineUsageError(
-            f"{model / 'config.json'}: the key {error} is missing, which {architecture} has; fetch "
-            "the checkpoint again"
-        ) from error
-    except (TypeError, ValueError) as error:
-        raise EngineUsageError(
-            f"{model / 'config.json'}: cannot be read as {architecture}: {error}"
-        ) from error
 
 
 def _flatten(

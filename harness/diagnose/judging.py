@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import msgspec
+
 from harness.diagnose.matrix import CaseResult
 from harness.diagnose.planted import Case
 from harness.diagnose.records import Diagnosis, Dossier
+from harness.diagnose.restored import Fixed
 from harness.errors import one_line
 
 
@@ -18,12 +21,8 @@ def judged(
     diagnosis: Diagnosis,
     code: str,
     took_s: float,
-    then: str | None = None,
 ) -> CaseResult:
-    """Whether the right cause was called, and where it was ranked.
-
-    `then`: of two faults at once, what was called once the first was mended.
-    """
+    """Whether the right cause was called, and where it was ranked."""
     ranked = tuple(each.cause for each in diagnosis.ranked if each.strength != "excluded")
     expected = dossier.expected.acceptance.length if dossier.expected is not None else None
     observed = dossier.observed.acceptance.length if dossier.observed is not None else None
@@ -48,17 +47,24 @@ def judged(
         took_s=took_s,
         code=code,
         emulated=case.emulated,
-        then=then,
-        both=both(case.parts, diagnosis.cause, then),
         mends=case.mends,
         mendable=case.mendable,
     )
 
 
-def both(parts: Sequence[Sequence[str]], first: str, then: str | None) -> bool | None:
-    """Whether one name is of one fault, and the other of the other; None: nothing was mended."""
-    if then is None:
-        return None
+def with_fix(
+    result: CaseResult, case: Case, fixed: Fixed | None, then: str | None = None
+) -> CaseResult:
+    """The result with what `--fix` did.
+
+    `then`: of two faults at once, what was called once the first was mended; None: none was.
+    """
+    both = None if then is None else _both(case.parts, result.called, then)
+    return msgspec.structs.replace(result, fixed=fixed, then=then, both=both)
+
+
+def _both(parts: Sequence[Sequence[str]], first: str, then: str) -> bool:
+    """Whether one name is of one fault, and the other of the other."""
     return any(first in one and then in other for one, other in itertools.permutations(parts, 2))
 
 

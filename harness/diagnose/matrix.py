@@ -57,6 +57,11 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.mends and right and self.called in CAUSES and CAUSES[self.called].fixable
 
     @property
+    def untried(self) -> bool:
+        """Whether `--fix` is still to be tried."""
+        return self.to_fix and self.fixed is None
+
+    @property
     def restored(self) -> bool:
         """Whether as much is accepted after `--fix` as of the case without its fault."""
         held = None if self.fixed is None else self.fixed.held
@@ -179,13 +184,13 @@ def matrix_of(
 
 def _in_our_power(result: CaseResult) -> bool:
     """A case that `--fix` changed something of, or has to; one that is not tried yet is neither."""
-    if not result.mends or (result.to_fix and result.fixed is None):
+    if not result.mends or result.untried:
         return False
     return result.mendable or (result.fixed is not None and bool(result.fixed.changes))
 
 
 def _beyond(faults: Sequence[CaseResult]) -> tuple[str, ...]:
-    tried = [r for r in faults if r.mends and not (r.to_fix and r.fixed is None)]
+    tried = [r for r in faults if r.mends and not r.untried]
     power = {r.what for r in faults if r.mendable or _in_our_power(r)}
     return tuple(dict.fromkeys(r.what for r in tried if r.what not in power))
 

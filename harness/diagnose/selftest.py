@@ -23,7 +23,7 @@ from engines.base import EngineError
 from harness.diagnose.causes import NONE, UNKNOWN
 from harness.diagnose.digests import code_digest, mending_digest
 from harness.diagnose.experiments.work import Options
-from harness.diagnose.judging import both, details, judged, mending_line, verdict_line
+from harness.diagnose.judging import details, judged, mending_line, verdict_line, with_fix
 from harness.diagnose.matrix import CaseResult, Matrix, matrix_of, to_markdown
 from harness.diagnose.planted import CHECKOUT, Case, Wanted, cases_of
 from harness.diagnose.records import Diagnosis, Dossier, Subject
@@ -191,7 +191,7 @@ class Making:
         )
         if isinstance(done, str):
             fixed = msgspec.structs.replace(fixed, why_not=one_line(done))
-            return msgspec.structs.replace(result, fixed=fixed, then=None, both=None)
+            return with_fix(result, case, fixed)
         fixed = msgspec.structs.replace(
             fixed,
             changes=tuple(f"{c.cause}: {'; '.join(c.changes)}" for c in done.changes),
@@ -199,9 +199,7 @@ class Making:
             left=done.left,
             held=self._held(planted, place / f"proof-{len(done.changes)}", case.kind),
         )
-        then = _then(done) if case.kind == "compound" else None
-        named = both(case.parts, result.called, then)
-        return msgspec.structs.replace(result, fixed=fixed, then=then, both=named)
+        return with_fix(result, case, fixed, _then(done) if case.kind == "compound" else None)
 
     def _held(self, planted: Any, proof: Path, kind: str) -> Restored | None:
         """What was accepted in the proof, beside the same case without its fault."""
@@ -287,13 +285,10 @@ def _kept(out: Path, case: Case, code: str) -> CaseResult | None:
     from harness.diagnose.verdict import conclude
 
     told = conclude(dossier)
+    result = judged(case, found.engine, dossier, told, code, found.took_s)
     fixed = found.fixed
-    # else another one was mended, or otherwise
-    same = told.cause == found.called and (fixed is None or fixed.of == details(told))
-    then = found.then if same else None
-    result = judged(case, found.engine, dossier, told, code, found.took_s, then)
-    if same:
-        result = msgspec.structs.replace(result, fixed=fixed)
+    if told.cause == found.called and (fixed is None or fixed.of == details(told)):
+        result = with_fix(result, case, fixed, found.then)  # else another one was mended
     _write(out / CASES / f"{case.name}.json", result)
     return result
 

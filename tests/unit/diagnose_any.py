@@ -108,7 +108,7 @@ TOGGLES = st.builds(
 FINDINGS = st.builds(
     AuditFinding,
     severity=st.sampled_from(["error", "warning", "note"]),
-    code=TEXT,
+    code=TEXT | st.just("not_finite"),
     what=TEXT,
     remedy=TEXT,
     cause=CAUSE,
@@ -117,10 +117,11 @@ DOSSIERS = st.builds(
     Dossier,
     subject=st.builds(
         Subject,
-        engine=st.sampled_from(["vllm", "sglang", "reference"]),
+        engine=st.sampled_from(["vllm", "sglang", "reference", "openai"]),
         target=TEXT,
         drafter=TEXT,
         k=st.integers(0, 8),
+        dataset=st.none() | st.just("builtin") | TEXT,
         temperature=st.sampled_from([0.0, 0.7]),
         tensor_parallel=st.integers(1, 8),
     ),

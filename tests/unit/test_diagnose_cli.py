@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from harness import cli
-from harness.cli_diagnose import telling_how_to_go_on
+from harness.cli_diagnose import lines_of, telling_how_to_go_on
 from harness.diagnose.catalogue import EXPERIMENTS
+from harness.diagnose.mend import Change, Mended
 from harness.errors import UsageError
 
 REPO = Path(__file__).resolve().parents[2]
@@ -116,3 +117,17 @@ def test_a_full_disk_is_told_with_what_to_do(number: int) -> None:
     said = str(told.value)
     assert said.startswith("/out/x.json: cannot be written: ")
     assert said.endswith("make room, then the same command goes on behind what was found")
+
+
+def test_the_page_is_told_what_was_mended_or_why_nothing_was() -> None:
+    assert lines_of("--fix: the cause is in the engine") == [
+        "not mended: the cause is in the engine"
+    ]
+    change = Change(cause="layers_shifted", changes=("aux_layers: 2 becomes 3",))
+    done = Mended(changes=(change,), drafter="/d", before=0.2, expected=0.6, after=0.6, proven=True)
+    lines = lines_of(done)
+    assert lines[0].startswith("mended: ") and lines[0].endswith(": aux_layers: 2 becomes 3")
+    assert lines[1:] == [
+        "--set drafter.path=/d",
+        "proven: 20.0% of the drafts were accepted, now 60.0%, where 60.0% is expected",
+    ]

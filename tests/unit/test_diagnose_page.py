@@ -166,11 +166,14 @@ def test_a_loss_within_its_error_is_told_as_one() -> None:
 
 
 def test_what_is_surely_lost_is_never_within_its_error() -> None:
+    seen = set()
     for case in made.CASES.values():
         dossier = case()
         sure = {TITLES[name] for name in losses(dossier)}
         told_sure = {share.name for share in conclude(dossier).waterfall if share.sure}
         assert sure <= told_sure
+        seen |= sure
+    assert len(seen) > 1  # of losses in more than one place
 
 
 def test_foreign_text_is_escaped() -> None:

@@ -14,7 +14,7 @@ from harness.diagnose import digests, mend, planted, selftest
 from harness.diagnose.digests import code_digest, mending_digest
 from harness.diagnose.experiments.asking import Answered, Asked, Way
 from harness.diagnose.folders import DiagnosisFolder
-from harness.diagnose.judging import judged
+from harness.diagnose.judging import judged, with_fix
 from harness.diagnose.matrix import CaseResult, matrix_of, to_markdown
 from harness.diagnose.planted import Case, Wanted, cases_of
 from harness.diagnose.records import Diagnosis, Dossier, Ranked, Subject
@@ -125,7 +125,8 @@ def test_of_two_faults_the_other_is_to_be_called_once_one_is_mended(
 ) -> None:
     (case,) = cases_of(Wanted(only=("layers_plus_one+states_zero_decode",)))
     assert len(case.parts) == 2 and set(case.right) == {c for part in case.parts for c in part}
-    found = judged(case, "reference", DOSSIER, diagnosis(first), "a-b", 2.0, then)
+    found = judged(case, "reference", DOSSIER, diagnosis(first), "a-b", 2.0)
+    found = with_fix(found, case, None, then)
     assert found.first and found.both is both
     matrix = matrix_of("reference", [found], planned=1)
     assert (matrix.both.hits, matrix.both.of) == (int(both is True), int(both is not None))
@@ -141,15 +142,9 @@ def test_what_was_called_after_mending_is_kept_while_the_first_call_stands(
         (tmp_path / name).mkdir()
     (tmp_path / "dossiers" / f"{case.name}.json").write_bytes(msgspec.json.encode(DOSSIER))
     for first, kept in (("none", "states_zero"), ("layers_shifted", None)):
-        found = judged(
-            case,
-            "reference",
-            DOSSIER,
-            diagnosis(called=first),
-            f"{evidence}-old",
-            2.0,
-            "states_zero",
-        )
+        called = diagnosis(called=first)
+        found = judged(case, "reference", DOSSIER, called, f"{evidence}-old", 2.0)
+        found = with_fix(found, case, None, "states_zero")
         (tmp_path / "cases" / f"{case.name}.json").write_bytes(msgspec.json.encode(found))
         anew = selftest._kept(tmp_path, case, code_digest(case))
         assert anew is not None and (anew.called, anew.then) == ("none", kept)

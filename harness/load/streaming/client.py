@@ -36,7 +36,8 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     reference engine know alike. `retries`, `new_connections`: see `plan.schema.LoadSection`.
     `secrets`: what a record shows nothing of, beside the key, though a server may repeat it.
     `quiet_s`: once no byte has come of any answer for so long, the server is taken to hang and the
-    load ends; None: each request has its `timeout_s` alone.
+    load ends (each process of a load minds its own answers, so give it loads of one process); None:
+    each request has its `timeout_s` alone.
     """
 
     url: str
