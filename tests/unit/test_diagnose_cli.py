@@ -115,3 +115,22 @@ def test_a_full_disk_is_told_with_what_to_do(number: int) -> None:
     said = str(told.value)
     assert said.startswith("/out/x.json: cannot be written: ")
     assert said.endswith("make room, then the same command goes on behind what was found")
+
+
+def test_a_full_disk_under_a_checkpoint_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As safetensors tells it: with an error of its own, that is no `OSError`."""
+    from safetensors import SafetensorError
+
+    full = SafetensorError(
+        "Error while serializing: I/O error: No space left on device (os error 28)"
+    )
+    with pytest.raises(UsageError) as told, telling_how_to_go_on():
+        raise full
+    assert "No space left on device" in str(told.value)
+    assert str(told.value).endswith(
+        "make room, then the same command goes on behind what was found"
+    )
+    with pytest.raises(SafetensorError, match="header"), telling_how_to_go_on():
+        raise SafetensorError("Error while deserializing header")
