@@ -13,7 +13,7 @@ import typer
 
 from harness import parameters
 from harness.ending import FULL, Command, complain, tell_engine_failure
-from harness.errors import UsageError
+from harness.errors import UsageError, one_line
 from harness.options import parse_urls
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ SUBJECTS = (
 OF_SELF_TEST = ("seeds", "first_seed", "limit_minutes", "write")
 BOTH = ("engine", "only", "out")
 """Options of a diagnosis that the self-test has too."""
+MAKE_ROOM = "make room, then give the same command again: what was found is kept"
 
 
 class DiagnoseCommand(Command):
@@ -260,9 +261,14 @@ def telling_how_to_go_on() -> Iterator[None]:
         if error.errno not in FULL or error.filename is None:
             raise
         raise UsageError(
-            f"{error.filename}: cannot be written: {error.strerror}; make room, then the same "
-            "command goes on behind what was found"
+            f"{error.filename}: cannot be written: {error.strerror}; {MAKE_ROOM}"
         ) from None
+    except Exception as error:  # safetensors tells it with a type of its own, and names no file
+        said = one_line(str(error))
+        of_full = any(f"(os error {number})" in said for number in FULL)
+        if type(error).__name__ != "SafetensorError" or not of_full:
+            raise
+        raise UsageError(f"a checkpoint cannot be written: {said}; {MAKE_ROOM}") from None
 
 
 def test_itself(wanted: Wanted) -> NoReturn:

@@ -10,6 +10,7 @@ is held against the same case without its fault; that is kept by itself.
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from harness.diagnose.records import Diagnosis, Dossier, Subject
 from harness.diagnose.restored import Fixed, Restored, promised, restored, served
 from harness.errors import HarnessError, one_line
 from harness.measure.metrics import acceptance_rate
-from harness.measure.store import to_json, write_atomic
+from harness.measure.store import locked, to_json, write_atomic
 
 if TYPE_CHECKING:
     from engines.reference.engine import Engine
@@ -112,12 +113,27 @@ class Making:
     def __init__(self, wanted: Wanted, progress: Progress) -> None:
         self.wanted, self.progress, self.targets = wanted, progress, Targets()
 
-    def made(self, case: Case, kept: CaseResult | None) -> CaseResult:
-        """What is not kept of a case yet; one that was interrupted goes on where it was."""
+    def made(self, case: Case, kept: CaseResult | None) -> CaseResult | None:
+        """What is not kept of a case yet; one that was interrupted goes on where it was.
+
+        What another process is at is left to it: what is kept of it so far.
+        """
         code = code_digest(case)
         # evidence of other code is no evidence
         evidence = code.split("-")[0]
         work = (self.wanted.out / WORK / f"{case.name}-{evidence}").absolute()
+        work.mkdir(exist_ok=True)
+        handle = os.open(work, os.O_RDONLY)
+        try:
+            if not locked(handle):
+                self.progress.say(f"{case.name}: another process is at it; left to it")
+                return kept
+            return self._made_in(work, case, kept, code)
+        finally:
+            os.close(handle)
+
+    def _made_in(self, work: Path, case: Case, kept: CaseResult | None, code: str) -> CaseResult:
+        """What is missing of a case, in a folder that is ours."""
         find_pair = importlib.import_module("faults.pair").find_pair
         planted = case.plant(find_pair(case.pair), work / "planted", case.seed, case.severity)
         dossier = None if kept is None else self._dossier(case)

@@ -27,7 +27,7 @@ from harness.prepare import Prepared, Request, api_key, check_checkpoint, path_o
 from harness.progress import Progress
 from harness.run import request_in
 from harness.stored import read_run
-from training.samples import samples_in, shard_paths
+from training.samples import read_samples, samples_in
 
 PROMPTS = 12
 FEWEST_TOKENS = 8
@@ -67,11 +67,8 @@ def case_of(asked: Asked) -> Case:
             raise UsageError(f"{option} {path}: no such folder")
     if asked.trained_target is not None:
         check_checkpoint(asked.trained_target, "--trained-target")
-    if asked.trained_on is not None and not shard_paths(samples_in(asked.trained_on)):
-        raise UsageError(
-            f"--trained-on {asked.trained_on}: holds no samples (samples-*.jsonl); give the "
-            "folder that `python -m training generate` wrote them into"
-        )
+    if asked.trained_on is not None:
+        _check_samples(asked.trained_on)
     request, in_run, cost = asked.request, None, None
     said: list[str] = []
     if asked.run is not None:
@@ -98,6 +95,19 @@ def case_of(asked: Asked) -> Case:
     return Case(
         subject=subject, prompts=prompts, options=options, out=request.out, said=tuple(said)
     )
+
+
+def _check_samples(folder: Path) -> None:
+    """Raise `UsageError` for training samples of which one cannot be read, or none is kept."""
+    try:
+        first = next(read_samples(samples_in(folder)), None)  # every line is read before the first
+    except UsageError as error:
+        raise UsageError(f"--trained-on {folder}: {error}") from None
+    if first is None:
+        raise UsageError(
+            f"--trained-on {folder}: holds no samples (samples-*.jsonl); give the "
+            "folder that `python -m training generate` wrote them into"
+        )
 
 
 def folder_for(case: Case, progress: Progress, mending: Path | None = None) -> Path:

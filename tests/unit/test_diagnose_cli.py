@@ -116,7 +116,7 @@ def test_a_full_disk_is_told_with_what_to_do(number: int) -> None:
         raise OSError(number, os.strerror(number), "/out/x.json")
     said = str(told.value)
     assert said.startswith("/out/x.json: cannot be written: ")
-    assert said.endswith("make room, then the same command goes on behind what was found")
+    assert said.endswith("make room, then give the same command again: what was found is kept")
 
 
 def test_the_page_is_told_what_was_mended_or_why_nothing_was() -> None:
@@ -131,3 +131,22 @@ def test_the_page_is_told_what_was_mended_or_why_nothing_was() -> None:
         "--set drafter.path=/d",
         "proven: 20.0% of the drafts were accepted, now 60.0%, where 60.0% is expected",
     ]
+
+
+def test_a_full_disk_under_a_checkpoint_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As safetensors tells it: with an error of its own, that is no `OSError`."""
+    from safetensors import SafetensorError
+
+    full = SafetensorError(
+        "Error while serializing: I/O error: No space left on device (os error 28)"
+    )
+    with pytest.raises(UsageError) as told, telling_how_to_go_on():
+        raise full
+    assert "No space left on device" in str(told.value)
+    assert str(told.value).endswith(
+        "make room, then give the same command again: what was found is kept"
+    )
+    with pytest.raises(SafetensorError, match="header"), telling_how_to_go_on():
+        raise SafetensorError("Error while deserializing header")

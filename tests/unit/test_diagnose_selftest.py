@@ -20,6 +20,7 @@ from harness.diagnose.planted import Case, Wanted, cases_of
 from harness.diagnose.records import Diagnosis, Dossier, Ranked, Subject
 from harness.diagnose.restored import Fixed, Restored, restored, served
 from harness.errors import UsageError
+from harness.measure.store import held as store_held
 from harness.records import DraftCounts
 
 CASE = Case(
@@ -457,6 +458,24 @@ def test_a_refusal_to_mend_is_kept_and_told(
     matrix = selftest.run(Wanted(out=tmp_path), said)  # type: ignore[arg-type]
     assert (matrix.restored.hits, matrix.restored.of) == (0, 1)  # it was said to be in our power
     assert said.lines[-1] == f"{old.name}: not mended: --fix: it is right as it is"
+
+
+def test_a_case_that_another_process_is_at_is_left_to_it(
+    old: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two self-tests in one folder share the cases; neither keeps the other's hold as a result."""
+    planted_in: list[Path] = []
+    case = msgspec.structs.replace(old, plant=lambda pair, folder, *_: planted_in.append(folder))
+    monkeypatch.setattr(selftest, "cases_of", lambda wanted: [case])
+    (tmp_path / "cases" / f"{case.name}.json").unlink()
+    work = tmp_path / "work" / f"{case.name}-{code_digest(case).split('-')[0]}"
+    work.mkdir(parents=True)
+    said = Heard()
+    with store_held(work, "nobody else"):
+        matrix = selftest.run(Wanted(out=tmp_path), said)  # type: ignore[arg-type]
+    assert (matrix.done, matrix.planned) == (0, 1)
+    assert said.lines[-1] == f"{case.name}: another process is at it; left to it"
+    assert not planted_in and work.is_dir() and not list((tmp_path / "cases").iterdir())
 
 
 @pytest.mark.full

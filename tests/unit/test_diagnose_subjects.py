@@ -35,10 +35,32 @@ def test_samples_that_are_not_there_are_told_first(tmp_path: Path) -> None:
         inner.mkdir(exist_ok=True)
         with pytest.raises(UsageError, match=r"--trained-on .*holds no samples"):
             case_of(Asked(request=request, trained_on=tmp_path))
-    (tmp_path / "samples" / "samples-00000.jsonl").write_text("")
+    sample = '{"id": "a", "prompt_id": "a", "token_ids": [1, 2], "loss_from": 1, "text": "b"}\n'
+    (tmp_path / "samples" / "samples-00000.jsonl").write_text(sample)
     wrong = msgspec.structs.replace(request, profile="nosuch")
     with pytest.raises(UsageError, match="nosuch"):  # the samples are passed
         case_of(Asked(request=wrong, trained_on=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b'{"id": "a", "pro\n', "line 1: not a sample"),
+        (
+            b'{"id": "a", "prompt_id": "a", "token_ids": [1], "loss_from": 0, "te',
+            "holds no samples",
+        ),
+        (b"", "holds no samples"),
+    ],
+)
+def test_damaged_training_samples_are_told_before_anything_is_asked(
+    text: bytes, said: str, tmp_path: Path
+) -> None:
+    """Met in the middle they would cost the experiment that reads them."""
+    (tmp_path / "samples-00000.jsonl").write_bytes(text)
+    with pytest.raises(UsageError, match=said) as raised:
+        case_of(Asked(request=Request(engines=("reference",)), trained_on=tmp_path))
+    assert str(raised.value).startswith(f"--trained-on {tmp_path}")
 
 
 @pytest.mark.parametrize(
