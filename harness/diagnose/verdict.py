@@ -10,7 +10,14 @@ from harness.diagnose.causes import CAUSES, NONE, UNKNOWN, kin
 from harness.diagnose.records import Diagnosis, Dossier, Point, Ranked, Strength
 from harness.diagnose.remedies import OWN_PROMPTS, asked_builtin, details_of, remedy_of
 from harness.diagnose.rules import gap, states, training, verification, wanted
-from harness.diagnose.rules.located import located, looked_at, not_made, seen_enough, troubled
+from harness.diagnose.rules.located import (
+    located,
+    looked_at,
+    not_made,
+    seen_enough,
+    seen_plenty,
+    troubled,
+)
 from harness.diagnose.rules.points import points
 from harness.diagnose.rules.weights import GOOD, STRONG
 from harness.diagnose.sentences import sentence
@@ -128,13 +135,15 @@ def decided(dossier: Dossier) -> bool:
     """Whether the evidence so far already decides, so that no experiment need follow.
 
     A cause: it is certain by an experiment that was made, and far ahead of every other class.
-    None: nothing is wrong in any of the four places where something could be.
+    None: nothing is wrong in any of the four places where something could be, over so many steps
+    that little could hide.
     """
     diagnosis = conclude(dossier)
     if diagnosis.cause == UNKNOWN:
         return False
     if diagnosis.cause == NONE:
-        return looked_at(dossier) and states.is_clean(dossier.states) is not False
+        clean = states.is_clean(dossier.states) is not False
+        return clean and looked_at(dossier) and seen_plenty(dossier)
     first = diagnosis.ranked[0]
     strongest = _measured(points(dossier), first.cause)
     return first.strength == "certain" and lead(diagnosis.ranked) >= 2.0 and strongest >= STRONG

@@ -249,6 +249,20 @@ def test_answers_that_end_at_once_are_the_form_of_the_prompts() -> None:
     assert conclude(told).cause == "unknown"
 
 
+@pytest.mark.parametrize(("drafts", "whole"), [(36, False), (200, True)])
+def test_that_nothing_is_wrong_is_not_decided_by_a_few_steps(drafts: int, whole: bool) -> None:
+    """A target that ends its answers at once: the other form of the prompts is to be asked yet."""
+    found = made.healthy()
+    short = made.length((0.69, 0.46, 0.305), drafts)
+    found = made.times(
+        found,
+        expected=made.times(found.expected, acceptance=short),
+        observed=made.times(found.observed, acceptance=short),
+    )
+    assert conclude(found).cause == "none"
+    assert decided(found) is whole
+
+
 def test_prompts_of_random_tokens_are_told_before_the_drafter_is_blamed() -> None:
     found = made.badly_trained()
     assert found.expected

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from harness.diagnose.records import Dossier, Point
 from harness.diagnose.rules import execution, gap, states, target, training, wanted
-from harness.diagnose.rules.measures import FEWEST_STEPS, shorter
+from harness.diagnose.rules.measures import FEWEST, FEWEST_STEPS, shorter
 from harness.diagnose.rules.weights import STRONG
 
 EXPERIMENTS = ("audit", "expected", "observed", "states", "replay", "wanted", "target")
 """In the order in which they are told as missing."""
 NEEDED = ("expected", "observed", "states", "replay", "wanted")
 """What must have been made, or be impossible, before nothing is said to be wrong for good."""
+PLENTY = 4 * FEWEST
 BETWEEN: dict[gap.Name, str] = {
     "trained": "in how the checkpoint is read",
     "vocabulary": "in how the checkpoint is read",
@@ -63,8 +64,17 @@ def looked_at(dossier: Dossier) -> bool:
 
 def seen_enough(dossier: Dossier) -> bool:
     """Whether the steps that were walked or observed are enough to find nothing wrong in them."""
+    return _walked(dossier, FEWEST_STEPS)
+
+
+def seen_plenty(dossier: Dossier) -> bool:
+    """Whether they are so many that no experiment that is left could find something wrong."""
+    return _walked(dossier, PLENTY)
+
+
+def _walked(dossier: Dossier, steps: int) -> bool:
     walked = [f.acceptance.counts.drafts for f in (dossier.expected, dossier.observed) if f]
-    return not walked or max(walked) >= FEWEST_STEPS
+    return not walked or max(walked) >= steps
 
 
 def troubled(dossier: Dossier, found: Sequence[Point]) -> bool:
