@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from faults.engine import EXECUTION, SERVING, STATES
 from faults.library import COMPOUND, FAULTS, HEALTHY
-from faults.measure import ERRORS, LEAST, ORDINARY, accepted, cost, share
+from faults.measure import ERRORS, LEAST, ORDINARY, accepted, accepted_by_prompt, cost, share
 from faults.pair import Pair
 from faults.planting import healthy
 from faults.records import Fault, Planted, Variant
 
 from harness.diagnose.causes import CAUSES
+from harness.diagnose.restored import WITHIN
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 QUICK = ("layers_plus_one", "states_zero", "tokens_unshifted", "refused", "miscounted")
@@ -218,6 +221,31 @@ def test_at_every_severity_a_fault_costs_more_than_chance(fault: Fault, tmp_path
         assert found.share >= LEAST, (severity, found)
         assert found.errors is not None and found.errors >= ERRORS, (severity, found)
         assert not fault.by_quality or found.first < ORDINARY, (severity, found)
+
+
+@pytest.mark.full
+def test_a_lost_norm_before_fc_is_restored_by_ones(tmp_path: Path) -> None:
+    """`--fix` cannot know the norm that was trained, which is nearly one everywhere."""
+    from faults.pair import find_pair
+    from safetensors.torch import load_file, save_file
+
+    from harness.diagnose.experiments.figures import paired
+
+    fault, as_trained, by_ones = FAULTS["norm_before_fc_dropped"], [], []
+    for seed in range(6):
+        right = fault.plant(find_pair(fault.kind), tmp_path / f"{seed}", seed, 1.0).unharmed
+        assert right is not None
+        other = tmp_path / f"ones-{seed}"
+        shutil.copytree(right.drafter, other)
+        tensors = load_file(other / "model.safetensors")
+        tensors["input_norm.weight"] = torch.ones_like(tensors["input_norm.weight"])
+        save_file(tensors, other / "model.safetensors", {"format": "pt"})
+        for side, planted in ((as_trained, right), (by_ones, right.changed(drafter=other))):
+            logs = accepted_by_prompt(planted)
+            side += [(float(sum(log)), float(planted.k * len(log))) for log in logs]
+    found = paired(by_ones, as_trained)
+    assert len(by_ones) == 96 and found.error is not None
+    assert abs(found.gain) < WITHIN and found.error < 0.01, found
 
 
 def test_the_docs_tell_of_every_known_cause_what_plants_it() -> None:
