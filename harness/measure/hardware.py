@@ -6,6 +6,7 @@ What a driver or a system does not tell is left out of a reading: absent, never 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,10 +42,20 @@ def load_nvml() -> tuple[Any, str | None]:
 
 
 def gpu_words(gpus: Any) -> str:
-    """The GPUs of a manifest's environment in words: equal ones counted."""
-    names = [f"{g.get('name')} (driver {g.get('driver')})" for g in gpus or [] if g]
+    """The GPUs of a manifest's environment in words: equal ones counted.
+
+    Whatever else stands there in a file that somebody edited is none.
+    """
+    told = [g for g in gpus if isinstance(g, dict)] if isinstance(gpus, list | tuple) else []
+    names = [f"{g.get('name')} (driver {g.get('driver')})" for g in told if g]
     counts = {name: names.count(name) for name in names}
     return ", ".join(f"{n} x {name}" for name, n in counts.items()) or "none"
+
+
+def number_of(value: Any) -> float | None:
+    """A number of a manifest's environment, whose values have no type; None where it is none."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain and math.isfinite(value) else None
 
 
 class Gpus:

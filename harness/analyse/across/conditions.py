@@ -8,7 +8,7 @@ from statistics import fmean
 from harness.analyse.across.readings import ended
 from harness.analyse.across.records import Area, Difference, Stored
 from harness.findings import GpuFigures
-from harness.measure.hardware import SM_CLOCK
+from harness.measure.hardware import SM_CLOCK, number_of
 
 AFFECTS: tuple[Area, ...] = ("speed", "start-up")
 BUSY_SHARE = 0.25
@@ -21,7 +21,7 @@ THROTTLED_SHARE = 0.05
 def conditions(a: Stored, b: Stored) -> Iterator[Difference]:
     """Load of the machine as a run began, and the GPUs' clocks over its measured windows."""
     loads = [_load(s) for s in (a, b)]
-    cores = a.run.manifest.environment.get("cores_usable") or 1
+    cores = number_of(a.run.manifest.environment.get("cores_usable")) or 1
     if None not in loads and abs((loads[0] or 0) - (loads[1] or 0)) > BUSY_SHARE * cores:
         yield _difference("load average at the beginning", [f"{load:.1f}" for load in loads])
     clocks = [_clock(s) for s in (a, b)]
@@ -37,7 +37,7 @@ def conditions(a: Stored, b: Stored) -> Iterator[Difference]:
 
 def _load(stored: Stored) -> float | None:
     told = stored.run.manifest.environment.get("load_average")
-    return float(told[0]) if isinstance(told, list | tuple) and told else None
+    return number_of(told[0]) if isinstance(told, list | tuple) and told else None
 
 
 def _gpus(stored: Stored) -> list[GpuFigures]:

@@ -14,7 +14,7 @@ from typing import Any
 from harness.analyse.across.records import Area, Difference, Stored
 from harness.analyse.data import SEARCH
 from harness.errors import one_line
-from harness.measure.hardware import gpu_words
+from harness.measure.hardware import gpu_words, number_of
 from harness.records import VARIANTS, Manifest
 
 ALL: tuple[Area, ...] = ("speed", "acceptance", "start-up", "output", "memory")
@@ -201,7 +201,7 @@ def _machine(was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterator[Differe
         cards = [gpu_words(was["gpus"]), gpu_words(is_["gpus"])]
         if cards[0] != cards[1]:
             yield _difference("GPUs", cards, ALL)
-    sizes = [float(e.get("memory_bytes") or 0) for e in (was, is_)]
+    sizes = [number_of(e.get("memory_bytes")) or 0 for e in (was, is_)]
     if all(sizes) and abs(sizes[0] - sizes[1]) > MEMORY_SHARE * max(sizes):
         yield _difference("memory", [f"{size / 2**30:.0f} GiB" for size in sizes], ENGINE)
 
