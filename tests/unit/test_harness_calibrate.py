@@ -77,7 +77,9 @@ def test_a_small_calibration_is_whole_and_exact() -> None:
         for figure in (result.ttft_s, result.e2el_s):
             assert figure.reported.mean is not None and figure.true.mean is not None
             assert figure.error.mean == pytest.approx(figure.reported.mean - figure.true.mean)
-            assert figure.error.mean > 0  # sent before it is read, written before it arrives
+            # Sent before it is read, written before it arrives. The median's: between the last
+            # byte's write and its stamp a busy machine may take a client from its core.
+            assert figure.error.p50 is not None and figure.error.p50 > 0
         assert result.ttft_s.true.p50 is not None and result.ttft_s.true.p50 >= 0.010
         assert result.e2el_s.true.p50 is not None and result.e2el_s.true.p50 >= 0.046
 
