@@ -90,7 +90,8 @@ rank, world, where = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = dist.FileStore(where, world)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=world,
                         timeout=datetime.timedelta(seconds=300))
-print(f"(Worker_TP{rank} pid={os.getpid()}) Starting to load model", flush=True)
+# A line of its own: Gloo writes its greetings into the same file in pieces.
+print(f"\\n(Worker_TP{rank} pid={os.getpid()}) Starting to load model", flush=True)
 def load_weights():
     if rank == world - 1:
         time.sleep(600)
