@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,3 +118,26 @@ async def serve(
         yield f"{'https' if tls else 'http'}://{host}:{port}", seen
     finally:
         server.close()
+
+
+@contextmanager
+def in_thread(script: Script) -> Iterator[str]:
+    """The server in a thread, for what has an event loop of its own; yields its URL."""
+    urls: list[str] = []
+    ready, done = threading.Event(), threading.Event()
+
+    async def go() -> None:
+        async with serve(script) as (url, _):
+            urls.append(url)
+            ready.set()
+            while not done.is_set():
+                await asyncio.sleep(0.01)
+
+    thread = threading.Thread(target=asyncio.run, args=(go(),))
+    thread.start()
+    try:
+        assert ready.wait(120)
+        yield urls[0]
+    finally:
+        done.set()
+        thread.join()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from harness_scripted import Script, serve, stream, whole
+from harness_scripted import Script, in_thread, stream, whole
 
 from engines.base import EngineFailed
 from engines.catalog import adapter
@@ -28,26 +26,10 @@ TEXT = {"choices": [{"index": 0, "text": "x", "token_ids": [4, 5], "finish_reaso
 
 @contextmanager
 def served(script: Script) -> Iterator[Server]:
-    """A scripted server in a thread, attached to as one that runs already."""
-    urls: list[str] = []
-    ready, done = threading.Event(), threading.Event()
-
-    async def go() -> None:
-        async with serve(script) as (url, _):
-            urls.append(url)
-            ready.set()
-            while not done.is_set():
-                await asyncio.sleep(0.01)
-
-    thread = threading.Thread(target=asyncio.run, args=(go(),))
-    thread.start()
-    try:
-        assert ready.wait(120)
-        host = Attached(urls[0], ClientSection())
+    """A scripted server, attached to as one that runs already."""
+    with in_thread(script) as url:
+        host = Attached(url, ClientSection())
         yield Server(adapter("openai"), host, Access(model="m"))
-    finally:
-        done.set()
-        thread.join()
 
 
 def test_a_server_that_hangs_ends_the_round_and_is_not_asked_again() -> None:

@@ -7,14 +7,12 @@ import itertools
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from harness_scripted import Script, serve, stream, token, whole
+from harness_scripted import in_thread, stream, token, whole
 
 from harness.errors import VoidRun
 from harness.load.drive import Driven, _check, drive, workers_for
@@ -30,29 +28,6 @@ from harness.records import DraftCounts, LoadPoint
 
 PROMPTS = [Prompt(id=str(i), text=f"#{i}", answer="x", turns=()) for i in range(7)]
 STREAM = [token([1, 2], "x"), token([3], "", choice={"finish_reason": "stop"})]
-
-
-@contextmanager
-def served(script: Script) -> Iterator[str]:
-    """The scripted server in a thread, as `drive` has an event loop of its own."""
-    urls: list[str] = []
-    ready, done = threading.Event(), threading.Event()
-
-    async def go() -> None:
-        async with serve(script) as (url, _):
-            urls.append(url)
-            ready.set()
-            while not done.is_set():
-                await asyncio.sleep(0.01)
-
-    thread = threading.Thread(target=asyncio.run, args=(go(),))
-    thread.start()
-    try:
-        assert ready.wait(120)
-        yield urls[0]
-    finally:
-        done.set()
-        thread.join()
 
 
 def asking(url: str) -> Asking:
@@ -74,7 +49,7 @@ def good(number: int, body: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_request_is_made_once_however_many_processes_there_are(workers: int) -> None:
     tallies: list[Tally] = []
-    with served(good) as url:
+    with in_thread(good) as url:
         driven = load(url, workers=workers, on_tally=tallies.append)
     assert [r.index for r in driven.records] == list(range(20))
     assert [r.prompt_id for r in driven.records] == [str(i % 7) for i in range(20)]
@@ -91,7 +66,7 @@ def test_a_load_is_given_up_where_nothing_but_failures_comes(workers: int) -> No
     def refusing(number: int, body: dict[str, Any]) -> Any:
         return [whole("503 Busy", "")]
 
-    with served(refusing) as url:
+    with in_thread(refusing) as url:
         driven = load(url, count=200, workers=workers)
     assert driven.given_up
     assert "requests in a row failed" in (driven.interrupted or "")
@@ -100,7 +75,7 @@ def test_a_load_is_given_up_where_nothing_but_failures_comes(workers: int) -> No
 
 def test_processes_begin_together_and_share_the_arrivals() -> None:
     point = LoadPoint(mode="open", request_rate=200.0, num_requests=30, arrival="constant")
-    with served(good) as url:
+    with in_thread(good) as url:
         one = load(url, point=point, workers=1)
         two = load(url, point=point, workers=2)
     for driven in (one, two):
@@ -115,7 +90,7 @@ def test_the_requests_own_acceptance_is_read_where_they_return(workers: int) -> 
     def read(payloads: list[dict[str, Any]]) -> DraftCounts:
         return DraftCounts(drafts=len(payloads), accepted=0)
 
-    with served(good) as url:
+    with in_thread(good) as url:
         driven = load(url, workers=workers, read_acceptance=read)
     assert {r.acceptance for r in driven.records} == {DraftCounts(drafts=2, accepted=0)}
 
@@ -129,7 +104,7 @@ def test_an_engine_that_is_gone_ends_the_load_and_keeps_the_records(workers: int
             hanging.set()
         return stream(STREAM, first_s=0.0 if number < 4 else 600.0)
 
-    with served(slow) as url:
+    with in_thread(slow) as url:
         driven = load(
             url, workers=workers, engine_gone=lambda: "it died" if hanging.is_set() else None
         )
@@ -139,7 +114,7 @@ def test_an_engine_that_is_gone_ends_the_load_and_keeps_the_records(workers: int
 
 
 def test_a_process_with_nothing_to_do_is_not_started() -> None:
-    with served(good) as url:
+    with in_thread(good) as url:
         point = LoadPoint(mode="closed", concurrency=1, num_requests=4)
         driven = load(url, point=point, workers=2)
     assert len(driven.records) == 4
@@ -244,7 +219,7 @@ def test_a_server_that_hangs_ends_the_load_where_silence_is_bounded(workers: int
     def hanging(number: int, body: dict[str, Any]) -> Any:
         return stream(STREAM, first_s=0.0 if number < 4 else 600.0)
 
-    with served(hanging) as url:
+    with in_thread(hanging) as url:
         quiet = msgspec.structs.replace(asking(url), quiet_s=1.0)
         point = LoadPoint(mode="closed", concurrency=4, num_requests=20)
         driven = drive(
